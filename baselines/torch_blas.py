@@ -1,0 +1,88 @@
+"""``torch.mm`` in FP32: what a user gets who does nothing special. On a GPU cuBLAS chooses, on a CPU MKL."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import torch
+
+from baselines import provenance
+from baselines.gemm import Call, Gemm, Launch, Library, check
+
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def torch_fp32(device: str, workspace_bytes: int) -> Library:
+    """The library ``torch_fp32``: ``torch.mm(a, b, out=out)``, TF32 off, with the others' workspace size.
+
+    On a GPU torch reads that size once, from ``CUBLAS_WORKSPACE_CONFIG`` (default 32 MiB on Hopper and
+    Blackwell, 8 MiB elsewhere), so the variable is set here; raises ``ValueError`` where it already says
+    another size.
+    """
+    if device == "cuda":
+        set_workspace(workspace_bytes)
+    return Library("torch_fp32", device, partial(_candidates, device))
+
+
+def _candidates(device: str, gemm: Gemm) -> list[Launch]:
+    check(gemm, device)
+    require_ieee()
+    version, path = cublas_provenance() if device == "cuda" else cpu_provenance()
+    call = Call("torch_fp32", "torch.mm", version, path)
+    # A bare partial: a Python function around it would add 0.1 us to the host time.
+    run = cast(Callable[[], None], partial(torch.mm, gemm.a, gemm.b, out=gemm.out))
+    return [Launch(call, run)]
+
+
+def require_ieee() -> None:
+    """Turn TF32 (and BF16 on CPUs) off for FP32 matrix products, whichever API had set it before.
+
+    Both are called because torch refuses a product when the old and the new setting disagree.
+    """
+    torch.set_float32_matmul_precision("highest")
+    backends = {"torch.backends.cuda": torch.backends.cuda, "torch.backends.mkldnn": torch.backends.mkldnn}
+    for name, backend in backends.items():
+        backend.matmul.fp32_precision = "ieee"
+        found = backend.matmul.fp32_precision
+        if found != "ieee":
+            raise RuntimeError(f"{name}.matmul.fp32_precision is {found!r} after setting it; needs 'ieee'")
+
+
+def configured_workspace(text: str) -> int:
+    """Bytes that torch makes of a ``CUBLAS_WORKSPACE_CONFIG`` like ``:4096:2:16:8`` (KiB and count)."""
+    return 1024 * sum(int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", text))
+
+
+def set_workspace(nbytes: int) -> None:
+    """Have torch take ``nbytes`` (a multiple of 1024) as workspace; ``ValueError`` if told otherwise."""
+    given = os.environ.setdefault(WORKSPACE_VARIABLE, f":{nbytes // 1024}:1")
+    if configured_workspace(given) != nbytes:
+        raise ValueError(
+            f"{WORKSPACE_VARIABLE}={given} gives torch {configured_workspace(given)} bytes of workspace; "
+            f"needs {nbytes}, as every library of the run has; unset it"
+        )
+
+
+def cublas_provenance() -> tuple[str, str]:
+    """Version words of torch and the cuBLAS mapped beside it, and that library's path."""
+    path = provenance.only_mapped("libcublas.so")
+    version = provenance.library_version(path, "cublasGetProperty") if path else "not mapped"
+    return f"torch {torch.__version__}, cuBLAS {version}", path
+
+
+def cpu_provenance() -> tuple[str, str]:
+    """Version words of torch and the BLAS it was built with, and the library that holds it."""
+    paths = provenance.mapped("libtorch_cpu")
+    return f"torch {torch.__version__}, {blas_words(torch.__config__.show())}", paths[0] if paths else ""
+
+
+def blas_words(config: str) -> str:
+    """The BLAS named in ``torch.__config__.show()``, e.g. ``mkl 2024.2``."""
+    name = re.search(r"BLAS_INFO=(\w+)", config)
+    mkl = re.search(r"Math Kernel Library Version (\S+?)(?:-Product)?\s", config)
+    words = name.group(1) if name else "unknown BLAS"
+    return f"{words} {mkl.group(1)}" if mkl and "mkl" in words else words

@@ -1,0 +1,224 @@
+"""Arms: the ways to do a row. An arm is data, ``Arm(name, kind, prepare)``; tensors are arguments, never
+closed over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import cake
+from baselines.gemm import Call, Launch, Library, Unsupported
+from bench.model import Picks
+from bench.search import fastest, searched
+from bench.suites import Row, Tensors
+
+
+class ArmsError(Exception):
+    """A user's arm file cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An arm bound to a row's tensors. ``run()`` enqueues the whole op on the current stream (on a CPU: does
+    it).
+
+    ``calls`` has one :class:`~baselines.gemm.Call` a GEMM, in the order of ``row.gemms``; ``program`` and
+    ``partition`` describe cake's plans.
+    """
+
+    run: Callable[[], None]
+    calls: tuple[Call, ...] = ()
+    program: str | None = None
+    partition: str | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to do a row.
+
+    ``prepare(row, tensors)`` returns a :class:`Prepared`, or just a callable; it raises
+    :class:`baselines.gemm.Unsupported` where the arm cannot do the row (the reason becomes the cell's).
+    ``run()`` must write ``tensors.out``, ``tensors.dX`` and ``tensors.dW`` as the op needs. In graph mode
+    ``run`` is captured once and replayed. ``kind`` is ``cake``, ``library`` or ``user``. ``native`` names the
+    arm that an emulated arm must differ from.
+    """
+
+    name: str
+    prepare: Callable[[Row, Tensors], Prepared | Callable[[], None]]
+    kind: Literal["cake", "library", "user"] = "user"
+    native: str | None = field(default=None)
+
+    def bind(self, row: Row, tensors: Tensors) -> Prepared:
+        """``prepare`` with a bare callable made a :class:`Prepared`."""
+        prepared = self.prepare(row, tensors)
+        if isinstance(prepared, Prepared):
+            return prepared
+        if not callable(prepared):
+            raise TypeError(f"arm {self.name}: prepare returned {prepared!r}; needs a callable or a Prepared")
+        return Prepared(prepared)
+
+    def does(self, row: Row) -> bool:
+        """Whether the arm exists for this row: ``sequence`` does for ops of two and more GEMMs only."""
+        return self.name != SEQUENCE or len(row.gemms) > 1
+
+
+SEQUENCE = "sequence"
+CONTROL = "control"
+#: The arm every ratio is over, and the arm that is the user's default.
+CAKE, CAKE_DET = "cake", "cake_det"
+
+
+def cake_arms() -> list[Arm]:
+    """``cake`` (atomics allowed), ``control`` (the same again) and ``cake_det`` (the user's default)."""
+    return [_cake_arm(CAKE, False), _cake_arm(CONTROL, False), _cake_arm(CAKE_DET, True)]
+
+
+def library_arms(libraries: Sequence[Library], picks: Picks) -> list[Arm]:
+    """The arms of the libraries, in their order: ``_first`` and ``_best`` of a searched one, ``sequence`` at
+    the end.
+
+    ``picks`` is consulted when an arm is prepared, so arms can be named before the search has run.
+    """
+    arms = []
+    for library in libraries:
+        if library.searched:
+            arms += [_library_arm(library, picks, "_first"), _library_arm(library, picks, "_best")]
+        else:
+            arms.append(_library_arm(library, picks, ""))
+    return [*arms, _sequence_arm(libraries, picks)]
+
+
+def load_arms(path: Path, taken: Iterable[str] = ()) -> list[Arm]:
+    """Arms from a user's Python file, ``ARMS = [Arm("mine", prepare), ...]``; ``taken`` are names they may
+    not have.
+
+    Raises :class:`ArmsError` saying what the file does wrong.
+    """
+    spec = importlib.util.spec_from_file_location(f"bench_user_arms_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ArmsError(f"arm file {path} is not a Python file that exists")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise ArmsError(f"arm file {path} could not be imported: {type(e).__name__}: {e}") from e
+    arms: Any = getattr(module, "ARMS", None)
+    if not isinstance(arms, (list, tuple)) or not arms or not all(isinstance(a, Arm) for a in arms):
+        raise ArmsError(f"arm file {path}: needs a non-empty list ARMS of bench.arms.Arm, has {arms!r}")
+    seen = set(taken)
+    for arm in arms:
+        if arm.name in seen:
+            raise ArmsError(f"arm file {path}: the name {arm.name!r} is taken; names must be unique")
+        seen.add(arm.name)
+    return list(arms)
+
+
+#: The public function of each GEMM.
+_FUNCTIONS = {"fwd": "router_forward", "dgrad": "router_dgrad", "wgrad": "router_wgrad"}
+
+
+def _cake_arm(name: str, deterministic: bool) -> Arm:
+    def prepare(row: Row, t: Tensors) -> Prepared:
+        needs: dict[str, dict[str, Any]] = {
+            "fwd": {"X": t.X, "W": t.W, "out": t.out},
+            "dgrad": {"G": t.G, "W": t.W, "out": t.dX},
+            "wgrad": {"G": t.G, "X": t.X, "out": t.dW},
+            "bwd": {"G": t.G, "X": t.X, "W": t.W, "out": (t.dX, t.dW)},
+            "2fwd+bwd": {"G": t.G, "X": t.X, "W": t.W, "out": (t.out, t.dX, t.dW)},
+        }
+        op = cast(Any, row.op)  # one of cake's five ops: suites.OPS has the same
+        bound = cake.prepare_router(op, **needs[row.op], deterministic=deterministic)
+        calls = tuple(
+            Call(library="cake", function=_FUNCTIONS[kind], algorithm=str(plan))
+            for kind, plan in zip(row.gemms, bound.plans, strict=True)
+        )
+        run = bound if row.mode == "graph" else _eager_cake(row.op, t, deterministic)
+        return Prepared(
+            run,
+            calls,
+            program=" + ".join(dict.fromkeys(str(p.program) for p in bound.plans)),
+            partition=" + ".join(str(p.partition) for p in bound.plans),
+        )
+
+    return Arm(name, prepare, "cake")
+
+
+def _eager_cake(op: str, t: Tensors, det: bool) -> Callable[[], None]:
+    """The calls a user writes for the op, with ``out=`` given (an allocation is not what is compared)."""
+
+    def fwd() -> None:
+        cake.router_forward(t.X, t.W, out=t.out, deterministic=det)
+
+    def dgrad() -> None:
+        cake.router_dgrad(t.G, t.W, out=t.dX, deterministic=det)
+
+    def wgrad() -> None:
+        cake.router_wgrad(t.G, t.X, out=t.dW, deterministic=det)
+
+    def bwd() -> None:
+        cake.router_backward(t.G, t.X, t.W, out=(t.dX, t.dW), deterministic=det)
+
+    def step() -> None:
+        fwd()
+        fwd()
+        bwd()
+
+    return {"fwd": fwd, "dgrad": dgrad, "wgrad": wgrad, "bwd": bwd, "2fwd+bwd": step}[op]
+
+
+def _library_arm(library: Library, picks: Picks, which: Literal["", "_first", "_best"]) -> Arm:
+    def index_of(row: Row, kind: str) -> int:
+        if which != "_best":
+            return 0
+        search = searched(picks, row.shape, kind)
+        best = fastest(search, [library.name]) if search else None
+        # No candidate was right: the first one then shows what is wrong, through the same gate as every arm.
+        return best.index if best else 0
+
+    def prepare(row: Row, tensors: Tensors) -> Prepared:
+        launches = {
+            kind: _candidate(library, tensors, kind, index_of(row, kind)) for kind in dict.fromkeys(row.gemms)
+        }
+        return _in_order(row, launches)
+
+    native = f"{library.native}{which}" if library.native else None
+    return Arm(f"{library.name}{which}", prepare, "library", native)
+
+
+def _sequence_arm(libraries: Sequence[Library], picks: Picks) -> Arm:
+    native = {library.name: library for library in libraries if library.native is None}
+
+    def prepare(row: Row, tensors: Tensors) -> Prepared:
+        launches = {}
+        for kind in dict.fromkeys(row.gemms):
+            search = searched(picks, row.shape, kind)
+            best = fastest(search, native) if search else None
+            if best is None:
+                raise Unsupported(f"no library has a verified call for {kind} of {row.shape}")
+            launches[kind] = _candidate(native[best.library], tensors, kind, best.index)
+        return _in_order(row, launches)
+
+    return Arm(SEQUENCE, prepare, "library")
+
+
+def _candidate(library: Library, tensors: Tensors, kind: str, index: int) -> Launch:
+    launches = library.candidates(tensors.gemm(kind))
+    if index >= len(launches):
+        raise Unsupported(
+            f"{library.name} now offers {len(launches)} algorithms, the search had picked number {index}"
+        )
+    return launches[index]
+
+
+def _in_order(row: Row, launches: dict[str, Launch]) -> Prepared:
+    runs = [launches[kind].run for kind in row.gemms]
+
+    def sequence() -> None:
+        for run in runs:
+            run()
+
+    return Prepared(runs[0] if len(runs) == 1 else sequence, tuple(launches[kind].call for kind in row.gemms))

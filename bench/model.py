@@ -1,0 +1,258 @@
+"""The data model of a run directory: what is written once, read by reports, gate and other programs.
+
+``manifest.json`` (one :class:`Manifest`), ``rows/<key>.parquet`` (raw samples, columns
+:data:`SAMPLE_COLUMNS`), ``rows/<key>.json`` (one :class:`RowFacts`) and ``cells.json`` (one :class:`Cells`).
+Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: Bumped whenever a file of an older run can no longer be read as it is.
+SCHEMA = 1
+
+Status = Literal["ok", "inaccurate", "unsupported", "fell-back", "error"]
+Flag = Literal["thermal", "power-cap", "warm", "shared-gpu"]
+Verdict = Literal["faster", "slower", "same", "unclear"]
+
+#: Raw samples: one line a timed step. ``void`` is empty or says why the step has no time (then ``us`` is
+#: null).
+SAMPLE_COLUMNS = ("arm", "group", "position", "step", "us", "void")
+
+
+class _Model(BaseModel):
+    # Non-finite errors (an output with NaN) must survive a file; JSON has no number for them.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class CallFacts(_Model):
+    """One GEMM's call: who computed it, by which algorithm, with which kernels."""
+
+    kind: str
+    library: str
+    function: str
+    version: str = ""
+    path: str = ""
+    algorithm: str = ""
+    kernels: tuple[str, ...] = ()
+
+
+class Accuracy(_Model):
+    """Errors of one op's outputs against FP64: the worst over its GEMMs. ``top8_*`` only where the op has a
+    ``fwd``.
+    """
+
+    rel_fro: float
+    max_abs: float
+    top8_equal: bool | None = None
+    top8_ties: int = 0
+
+
+class ArmFacts(_Model):
+    """What is known of one arm on one row, besides its samples.
+
+    ``bits`` and ``bits_after`` are SHA-256 of the op's outputs before and after timing (cake's arms only).
+    """
+
+    arm: str
+    kind: Literal["cake", "library", "user"]
+    status: Status
+    reason: str = ""
+    flags: tuple[Flag, ...] = ()
+    calls: tuple[CallFacts, ...] = ()
+    kernels: tuple[str, ...] = ()
+    accuracy_before: Accuracy | None = None
+    accuracy_after: Accuracy | None = None
+    host_us: float | None = None
+    program: str | None = None
+    partition: str | None = None
+    bits: str | None = None
+    bits_after: str | None = None
+    voided: int = 0
+
+
+class ClockReading(_Model):
+    """NVML around one group: SM and memory clock in MHz, power in W, temperature in C, throttle reasons by
+    name.
+    """
+
+    group: int
+    sm_mhz: int
+    mem_mhz: int
+    power_w: float
+    temp_c: int
+    reasons: tuple[str, ...] = ()
+
+
+class RowFacts(_Model):
+    """Facts of one finished row. ``positions[arm][p]`` counts the groups where the arm ran at position p."""
+
+    schema_version: int = SCHEMA
+    key: str
+    suite: str
+    op: str
+    mode: str
+    T: int
+    H: int
+    N: int
+    seed: int
+    arms: tuple[ArmFacts, ...]
+    positions: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    clocks: tuple[ClockReading, ...] = ()
+    repeated_groups: int = 0
+    started: str = ""
+    seconds: float = 0.0
+
+
+class Candidate(_Model):
+    """One library call that the search tried: its median by the search and, for the best two, by the run's
+    timer (us).
+
+    ``verified`` says that it met the accuracy budget against FP64; else ``reason`` says what went wrong.
+    """
+
+    library: str
+    index: int
+    function: str = ""
+    algorithm: str = ""
+    us: float | None = None
+    confirmed_us: float | None = None
+    verified: bool = False
+    reason: str = ""
+
+
+class GemmSearch(_Model):
+    """All candidates of all libraries for one GEMM."""
+
+    kind: str
+    T: int
+    H: int
+    N: int
+    candidates: tuple[Candidate, ...]
+
+
+class Picks(_Model):
+    """``picks.json``: the searches made so far."""
+
+    schema_version: int = SCHEMA
+    searches: tuple[GemmSearch, ...] = ()
+
+
+class Device(_Model):
+    """The device measured. On a CPU ``sms`` is the number of cores used and the CUDA fields are empty."""
+
+    name: str
+    arch: str
+    sms: int
+    memory_gb: float = 0.0
+    l2_mb: float = 0.0
+    driver: str = ""
+    power_limit_w: float | None = None
+    uuid: str = ""
+
+
+class L2Proof(_Model):
+    """The memory-bound probe, cold and warm (us), and whether their ratio proves the flush."""
+
+    cold_us: float
+    warm_us: float
+    expected_ratio: float
+    proven: bool
+
+
+class TimerFacts(_Model):
+    """The timer, its measured tick, and its cross-check against events behind a delay kernel."""
+
+    name: Literal["cupti", "events", "host", "cpu"]
+    tick_us: float | None = None
+    dropped_records: int = 0
+    check_us: float | None = None
+    check_events_us: float | None = None
+
+
+class Manifest(_Model):
+    """What ran, where and how. Written when a run starts; ``finished`` is filled in when it ends."""
+
+    schema_version: int = SCHEMA
+    run: str
+    command: str
+    suite: str
+    preset: str
+    started: str
+    finished: str | None = None
+    seconds: float | None = None
+    node: str
+    device: Device
+    versions: dict[str, str]
+    libraries: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    git: dict[str, str] = Field(default_factory=dict)
+    rows: tuple[str, ...]
+    arms: tuple[str, ...]
+    groups: int
+    steps: int
+    untimed: int
+    timer: TimerFacts
+    l2: L2Proof | None = None
+    flags: tuple[Flag, ...] = ()
+    notes: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+    budget: float = 2e-6
+    layout: str = "one process"
+    judgement: dict[str, float] = Field(default_factory=dict)
+
+
+class Cell(_Model):
+    """One arm on one row, and its ratio to ``over``.
+
+    ``us`` is the median of all timed steps; ``ratio`` is ``us(arm) / us(over)`` from unrounded medians, above
+    1 where ``over`` is the faster. ``ratio_lo``/``ratio_hi`` bound it by resampling groups of paired medians;
+    ``control_lo``/ ``control_hi`` is the range of the control ratio over the rows of the same GPU, mode and
+    op. Arm ``sota`` repeats the fastest ok library cell (``call`` names its arm first), once over each of
+    ``cake`` and ``cake_det``. A cell that is not ``ok`` has no time and ``reason`` says why.
+    """
+
+    gpu: str
+    arch: str
+    sms: int
+    node: str
+    devices: int
+    suite: str
+    op: str
+    mode: str
+    T: int
+    H: int | None
+    N: int
+    arm: str
+    call: str
+    status: Status
+    reason: str = ""
+    flags: tuple[Flag, ...] = ()
+    us: float | None = None
+    over: str
+    ratio: float | None = None
+    ratio_lo: float | None = None
+    ratio_hi: float | None = None
+    verdict: Verdict | None = None
+    control_lo: float | None = None
+    control_hi: float | None = None
+    rel_fro: float | None = None
+    top8_equal: bool | None = None
+    host_us: float | None = None
+    program: str | None = None
+    partition: str | None = None
+    bits_equal: bool | None = None
+    slower_passes: int | None = None
+    cublas: str = ""
+    layout: str = ""
+
+
+class Cells(_Model):
+    """``cells.json``: the cells of a run and the rows that have none yet."""
+
+    schema_version: int = SCHEMA
+    cells: tuple[Cell, ...]
+    missing: tuple[str, ...] = ()

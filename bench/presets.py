@@ -1,0 +1,111 @@
+"""How much is measured: frozen presets of rows, groups and steps, one set for GPUs and a smaller one for the
+CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, router_rows
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Rows (shapes x ops x modes) and the samples of each: ``groups`` (rounded up to whole rotations of the
+    arms) x ``steps`` timed steps, ``untimed`` steps before them at each visit; ``search_steps`` time one
+    library candidate.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    ops: tuple[str, ...]
+    modes: tuple[str, ...]
+    groups: int
+    steps: int
+    untimed: int
+    search_steps: int
+
+    def rows(self) -> list[Row]:
+        """The preset's rows of the router suite, those of one shape together."""
+        return router_rows(self.shapes, self.ops, self.modes)
+
+
+_OPS = tuple(OPS)
+# Two untimed steps: on an H200 the first step of a visit reads 0.8 % high, the second 0.5 %, from the third
+# on it is flat.
+GPU_PRESETS = {
+    "full": Preset("full", ROUTER_SHAPES, _OPS, MODES, groups=15, steps=20, untimed=2, search_steps=10),
+    "quick": Preset(
+        "quick",
+        tuple(Shape(T, 4096) for T in (64, 256, 1024)),
+        _OPS,
+        MODES,
+        groups=8,
+        steps=10,
+        untimed=2,
+        search_steps=8,
+    ),
+    "smoke": Preset(
+        "smoke", (Shape(64, 4096),), ("fwd", "2fwd+bwd"), MODES, groups=3, steps=4, untimed=1, search_steps=4
+    ),
+}
+# A CPU has no launches to capture, so only eager rows exist there, and cake's CPU executor is a reference,
+# not a rival: six FP32 products a GEMM. `quick` takes about 100 s on 2 cores of their own.
+CPU_PRESETS = {
+    "full": Preset("full", ROUTER_SHAPES, _OPS, ("eager",), groups=15, steps=4, untimed=1, search_steps=4),
+    "quick": Preset(
+        "quick",
+        (Shape(64, 4096), Shape(64, 5120), Shape(64, 6144), Shape(256, 4096)),
+        _OPS,
+        ("eager",),
+        groups=6,
+        steps=2,
+        untimed=1,
+        search_steps=3,
+    ),
+    "smoke": Preset(
+        "smoke",
+        (Shape(16, 512, 64),),
+        ("fwd", "bwd", "2fwd+bwd"),
+        ("eager",),
+        groups=3,
+        steps=2,
+        untimed=1,
+        search_steps=2,
+    ),
+}
+PRESETS = tuple(GPU_PRESETS)
+
+
+def preset_for(name: str, device: str) -> Preset:
+    """The preset of this name for a device type (``cuda`` or ``cpu``); ``ValueError`` names the ones there
+    are.
+    """
+    table = CPU_PRESETS if device == "cpu" else GPU_PRESETS
+    if name not in table:
+        raise ValueError(f"preset {name!r} is unknown; presets are {', '.join(table)}")
+    return table[name]
+
+
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """What of the full router suite (9 shapes x 5 ops x 2 modes) these rows leave out, in words, one line a
+    reason.
+    """
+    full = router_rows()
+    missing = {row.key for row in full} - {row.key for row in rows}
+    if not missing:
+        return []
+    lines = [f"{len(missing)} of the {len(full)} rows of the full suite are left out"]
+    for title, get in (
+        ("modes", lambda row: row.mode),
+        ("ops", lambda row: row.op),
+        ("shapes", lambda row: str(row.shape)),
+    ):
+        kept = {get(row) for row in rows}
+        every = list(dict.fromkeys(get(row) for row in full))
+        gone = [word for word in every if word not in kept]
+        if gone:
+            words = ", ".join(gone) if len(gone) < len(every) else f"all {len(gone)}"
+            lines.append(f"left out {title}: {words}")
+    return lines

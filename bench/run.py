@@ -1,0 +1,228 @@
+"""Conducts a run: shape by shape and row by row, then host times and cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+
+from rich.console import Console
+
+from bench import host
+from bench.accuracy import references
+from bench.arms import CAKE, CONTROL
+from bench.cells import HostTimes, make_cells
+from bench.conduct import ContextLost, measure_row
+from bench.model import Cells, Manifest, Picks, TimerFacts
+from bench.progress import RunProgress
+from bench.search import Measure, by_timer, events_behind_delay, search_shape, searched
+from bench.session import (
+    Options,
+    Session,
+    continued,
+    default_directory,
+    make_manifest,
+    open_session,
+)
+from bench.store import RunDir, StoreError, create_run, finished_rows, open_run
+from bench.suites import Row, Shape, router_tensors
+from bench.timers import make_timer
+
+PICKS, HOST = "picks.json", "host.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. ``problems`` are why something was not measured, in words; empty if all was."""
+
+    run: RunDir
+    cells: Cells
+    problems: tuple[str, ...] = ()
+
+    @property
+    def inaccurate(self) -> tuple[str, ...]:
+        """The cells of cake's arms that missed the accuracy budget, in words."""
+        return _of_cake(self.cells, lambda status: status == "inaccurate")
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """All that has no result though it should have one, in words."""
+        failed = _of_cake(self.cells, lambda status: status not in ("ok", "inaccurate"))
+        return (*self.problems, *failed)
+
+    @property
+    def exit_code(self) -> int:
+        """0 fine, 1 a cake arm is inaccurate, 2 something could not be measured."""
+        return 1 if self.inaccurate else 2 if self.unmeasured or self.cells.missing else 0
+
+
+def _of_cake(cells: Cells, match: Callable[[str], bool]) -> tuple[str, ...]:
+    """The cells of cake's own arms with such a status, in words: a rival's failure never decides an exit
+    code.
+    """
+    return tuple(
+        f"{c.arm} {c.op} {c.mode} T={c.T} H={c.H} N={c.N}: {c.status}: {c.reason}"
+        for c in cells.cells
+        if match(c.status) and (c.arm == CONTROL or c.arm.startswith(CAKE))
+    )
+
+
+def conduct(options: Options, console: Console) -> Outcome:
+    """Make the run, or go on with one. Finished rows are on disk whatever happens.
+
+    Raises :class:`bench.session.RunRefused`, :class:`bench.store.StoreError`, :class:`bench.arms.ArmsError`,
+    :class:`bench.environment.EnvironmentRefused`, :class:`bench.timers.TimerUnavailable` or ``ValueError``
+    for what the user can mend.
+    """
+    began = time.monotonic()
+    old = open_run(options.resume) if options.resume else None
+    before = old.manifest() if old else None
+    session = open_session(options, before)
+    try:
+        manifest = make_manifest(options, session)
+        if old and before:
+            run, manifest = old, continued(before, manifest, old.path)
+        else:
+            run = create_run(options.out or default_directory(manifest))
+        # What earlier sessions spent on rows that are kept; what they spent on lost ones is not known.
+        spent = sum(run.row(key).seconds for key in run.finished())
+        run.write_manifest(manifest)
+        for note in manifest.notes:
+            console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+        problems = _measure(session, run, console) or _host_times(options, session, run, console)
+        facts = session.bench.timer.facts() if session.bench.timer else manifest.timer
+        run.write_manifest(_ended(manifest, facts, run, spent + time.monotonic() - began))
+    finally:
+        session.close()
+    return Outcome(run, write_cells(run), tuple(problems))
+
+
+def write_cells(run: RunDir) -> Cells:
+    """Make a run's cells from its files and write ``cells.json``."""
+    manifest = run.manifest()
+    cells = make_cells(manifest, finished_rows(run, manifest.rows), _read_host(run))
+    run.write_cells(cells)
+    return cells
+
+
+def _libraries(run: RunDir, manifest: Manifest) -> dict[str, str]:
+    """Version and path of every library that computed something, by name."""
+    done = run.finished()
+    facts = (run.row(key) for key in manifest.rows if key in done)
+    calls = (call for row in facts for arm in row.arms if arm.kind == "library" for call in arm.calls)
+    return {call.library: ", ".join(word for word in (call.version, call.path) if word) for call in calls}
+
+
+def _ended(manifest: Manifest, timer: TimerFacts, run: RunDir, seconds: float) -> Manifest:
+    """The manifest of a run that ends now; ``finished`` only if all its rows are."""
+    dropped = timer.dropped_records + manifest.timer.dropped_records
+    counted = manifest.timer.model_copy(update={"dropped_records": dropped})
+    update: dict[str, object] = {"timer": counted, "libraries": _libraries(run, manifest)}
+    if manifest.finished is None and set(manifest.rows) <= run.finished():
+        update["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+        update["seconds"] = round(seconds, 1)
+    return manifest.model_copy(update=update)
+
+
+def _measure(session: Session, run: RunDir, console: Console) -> list[str]:
+    """Measure the rows that are not finished. Returns why it ended early, if it did."""
+    finished = run.finished()
+    todo = [row for row in session.rows if row.key not in finished]
+    picks = Picks.model_validate(run.read_json(PICKS) or {})
+    with RunProgress(console, len(todo), sum(_weight(session, row) for row in todo)) as progress:
+        try:
+            for shape, group in groupby(todo, key=lambda row: row.shape):
+                for row, measure in _shape(session, run, shape, list(group), picks, progress):
+                    progress.begin_row(row.key, _weight(session, row))
+                    measure()
+                picks = Picks.model_validate(run.read_json(PICKS) or {})
+        except KeyboardInterrupt:
+            return ["interrupted; finished rows are kept: go on with --resume"]
+        except ContextLost as e:
+            return [str(e)]
+    return []
+
+
+def _weight(session: Session, row: Row) -> float:
+    """A row's share of the run's time: on a CPU its work; on a GPU steps all take about as long."""
+    return row.shape.T * row.shape.H * len(row.gemms) if session.bench.device.type == "cpu" else 1.0
+
+
+def _shape(
+    session: Session, run: RunDir, shape: Shape, rows: list[Row], picks: Picks, progress: RunProgress
+) -> Iterator[tuple[Row, Callable[[], None]]]:
+    """The rows of one shape, each with what measures and stores it. Tensors live as long as their shape's
+    rows.
+    """
+    bench = session.bench
+    tensors = router_tensors(rows[0], bench.device)
+    refs = references(tensors)
+    kinds = [
+        k for k in dict.fromkeys(k for row in rows for k in row.gemms) if searched(picks, shape, k) is None
+    ]
+    if kinds:
+        progress.say(f"searching library calls for {shape}")
+        measure, confirm = _measures(session)
+        found = search_shape(session.libraries, shape, kinds, tensors, refs, measure, confirm, bench.budget)
+        picks = picks.model_copy(update={"searches": (*picks.searches, *found)})
+        run.write_json(PICKS, picks.model_dump(mode="json"))
+    arms = session.arms(picks)
+    for row in rows:
+
+        def work(row: Row = row) -> None:
+            run.write_row(*measure_row(bench, row, tensors, refs, arms, progress.advance))
+
+        yield row, work
+
+
+def _measures(session: Session) -> tuple[Measure, Measure]:
+    """How candidates are timed, and how the best two are confirmed; without a run's timer the first does
+    both.
+    """
+    bench = session.bench
+    steps = bench.preset.search_steps
+    if bench.device.type == "cpu":
+        plain = by_timer(bench.timer or make_timer("cpu", bench.device), bench.cold, steps)
+        return plain, plain
+    behind = events_behind_delay(bench.cold, steps)
+    if bench.timer is None:
+        return behind, behind
+    return behind, by_timer(bench.timer, bench.cold, steps, untimed=bench.preset.untimed, graph=True)
+
+
+def _host_times(options: Options, session: Session, run: RunDir, console: Console) -> list[str]:
+    """Measure host time per call in a child process, unless the run has it. Returns why there is none."""
+    if run.read_json(HOST) is not None:
+        return []
+    console.print("host time per call, in a process of its own", soft_wrap=True, highlight=False)
+    began, problems = time.monotonic(), list[str]()
+    try:
+        times = host.host_times(
+            session.rows,
+            [arm.name for arm in session.arms(Picks())],
+            session.bench.device,
+            run.path / PICKS,
+            options.arms_file,
+            problems,
+        )
+    except KeyboardInterrupt:
+        return ["interrupted while measuring host times; the rows are kept: go on with --resume"]
+    except host.HostTimesFailed as e:
+        return [f"host times: {e}"]
+    entries = [{"row": row, "arm": arm, "us": us} for (row, arm), us in times.items()]
+    # An arm without a host time keeps its interval: this is a note, not a run that could not be measured.
+    for problem in problems:
+        console.print(f"no host time: {problem}", soft_wrap=True, highlight=False, markup=False)
+    seconds = round(time.monotonic() - began, 1)
+    run.write_json(HOST, {"seconds": seconds, "times": entries, "problems": problems})
+    return []
+
+
+def _read_host(run: RunDir) -> HostTimes:
+    data = run.read_json(HOST) or {"times": []}
+    try:
+        return {(entry["row"], entry["arm"]): float(entry["us"]) for entry in data["times"]}
+    except (KeyError, TypeError, ValueError) as e:
+        raise StoreError(f"{run.path / HOST} is damaged ({e!r}); delete it and --resume the run") from e

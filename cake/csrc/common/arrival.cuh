@@ -1,0 +1,27 @@
+// Who comes last, and who came first: split-K reductions without waiting for a CTA that may not have started.
+// A tile owns two counters, zero between launches; whoever finishes the tile puts them back to zero.
+#pragma once
+
+namespace cake {
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
+  unsigned v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_release(unsigned* p, unsigned v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// Called by a whole CTA after its stores: the number of CTAs of this tile that arrived earlier.
+__device__ __forceinline__ unsigned arrive(unsigned* counter) {
+  __shared__ unsigned earlier;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) earlier = atomicAdd(counter, 1u);
+  __syncthreads();
+  __threadfence();
+  return earlier;
+}
+
+}  // namespace cake

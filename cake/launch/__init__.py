@@ -1,0 +1,1 @@
+"""Program -> GPU: driver calls, workspaces, bound launches, entry caches. Importing it touches no CUDA."""

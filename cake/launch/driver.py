@@ -1,0 +1,131 @@
+"""The CUDA driver, reached through cuda-python: load a cubin, launch a kernel. Contexts are torch's own."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from typing import Any
+
+import torch
+
+
+class DriverUnavailable(RuntimeError):
+    """No NVIDIA driver, or no cuda-python to reach it; the message says which and what to do."""
+
+
+class DriverError(RuntimeError):
+    """A driver call failed; the message names the call and CUDA's own error."""
+
+
+@cache
+def driver() -> Any:
+    """The initialised driver API. Raises :class:`DriverUnavailable`."""
+    try:
+        from cuda.bindings import driver as api
+    except ImportError as e:
+        raise DriverUnavailable(
+            f"launching kernels needs cuda-python: pip install 'cake-bench[cuda]' ({e})"
+        ) from e
+    try:
+        status = api.cuInit(0)[0]
+    except RuntimeError as e:  # the library itself is not there
+        raise DriverUnavailable(f"no NVIDIA driver on this machine ({e}); use tensors on the CPU") from e
+    if int(status) != 0:
+        raise DriverUnavailable(f"the NVIDIA driver does not start: {status!r}; use tensors on the CPU")
+    return api
+
+
+def check(call: str, result: tuple[Any, ...]) -> Any:
+    """The value of a driver call's result tuple. Raises :class:`DriverError` naming the call."""
+    status, *values = result
+    if int(status) != 0:
+        raise DriverError(f"{call} failed: {status.name} ({int(status)})")
+    return values[0] if values else None
+
+
+_thread = threading.local()
+
+
+def bind_thread(device: int) -> None:
+    """Give this thread torch's (primary) context if it has none yet: a thread that torch never used has no
+    context.
+    """
+    if getattr(_thread, "bound", False):
+        return
+    api = driver()
+    if int(check("cuCtxGetCurrent", api.cuCtxGetCurrent())) == 0:
+        handle = check("cuDeviceGet", api.cuDeviceGet(device))
+        context = check("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(handle))
+        check("cuCtxSetCurrent", api.cuCtxSetCurrent(context))
+    _thread.bound = True
+
+
+def load_kernel(cubin: bytes, name: str, *, device: int, smem_bytes: int = 0) -> Any:
+    """Load a cubin into a device's context and return its kernel, allowed ``smem_bytes`` of dynamic shared
+    memory.
+
+    ``device`` is torch's index. The module stays loaded for the life of the process. Raises
+    :class:`DriverError`.
+    """
+    api = driver()
+    with torch.cuda.device(device):
+        bind_thread(device)
+        module = check(f"cuModuleLoadData({name})", api.cuModuleLoadData(cubin))
+        function = check(f"cuModuleGetFunction({name})", api.cuModuleGetFunction(module, name.encode()))
+        if smem_bytes > 48 * 1024:
+            attribute = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(
+                f"cuFuncSetAttribute({name}, {smem_bytes} bytes of shared memory)",
+                api.cuFuncSetAttribute(function, attribute, smem_bytes),
+            )
+    return function
+
+
+class Launcher:
+    """A kernel with its grid and its parameter block, ready to be enqueued again and again.
+
+    ``parameters`` is a ctypes structure, the kernel's single by-value parameter; the caller may change its
+    fields between launches. ``pdl`` asks for programmatic dependent launch, which needs compute capability
+    9.0.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        threads: int,
+        smem_bytes: int,
+        parameters: ctypes.Structure,
+        *,
+        pdl: bool = False,
+    ) -> None:
+        api = driver()
+        self._launch = api.cuLaunchKernelEx
+        self._kernel = kernel
+        self._parameters = parameters
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        self._address = ctypes.addressof(self._arguments)
+        self._config = config = api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = smem_bytes
+        config.hStream = 0
+        self._stream = 0
+        if pdl:
+            attribute = api.CUlaunchAttribute()
+            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        else:
+            config.numAttrs = 0
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on a raw stream of the current context. Raises :class:`DriverError`."""
+        if stream != self._stream:
+            self._config.hStream = stream
+            self._stream = stream
+        (status,) = self._launch(self._config, self._kernel, self._address, 0)
+        if status:
+            check("cuLaunchKernelEx", (status,))

@@ -1,0 +1,168 @@
+"""Router plans on a GPU: kernels loaded once a device, parameters bound to pointers, workspaces."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..plan.device import DeviceSpec
+from ..plan.planner import Plan, ProgramKey
+from ..program.compiler import compile_cubin
+from ..program.registry import Program, program
+from . import driver
+
+REDUCTIONS = {"direct": 0, "ordered": 1, "atomic": 2}
+
+#: Streams that keep a workspace of their own; the least recently used one goes first.
+MAX_WORKSPACES = 16
+
+
+class Params(ctypes.Structure):
+    """``cake::Params`` of csrc/sm80/router.cu: same order, same widths."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p),
+        ("counter", ctypes.c_void_p),
+        ("lda", ctypes.c_longlong),
+        ("ldb", ctypes.c_longlong),
+        ("out_row", ctypes.c_longlong),
+        ("out_col", ctypes.c_longlong),
+        ("m", ctypes.c_int),
+        ("n", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("segment", ctypes.c_int),
+        ("hold", ctypes.c_int),
+        ("raster", ctypes.c_int),
+        ("reduction", ctypes.c_int),
+        ("out_bf16", ctypes.c_int),
+    )
+
+
+def parameters(plan: Plan) -> Params:
+    """The parameter block of a plan, its pointers still null."""
+    p = plan.problem
+    lines = (p.out.ld, 1) if p.out.unit == 1 else (1, p.out.ld)
+    return Params(
+        lda=p.a.ld,
+        ldb=p.b.ld,
+        out_row=lines[0],
+        out_col=lines[1],
+        m=p.m,
+        n=p.n,
+        k=p.k,
+        segment=plan.partition.segment,
+        hold=plan.hold,
+        raster=plan.raster.height,
+        reduction=REDUCTIONS[plan.reduction],
+        out_bf16=int(p.out.dtype == "bf16"),
+    )
+
+
+@cache
+def device_spec(index: int) -> DeviceSpec:
+    """A CUDA device as the planner sees it."""
+    properties = torch.cuda.get_device_properties(index)
+    number = properties.major * 10 + properties.minor
+    return DeviceSpec(f"sm_{number}{'a' if number >= 90 else ''}", properties.multi_processor_count)
+
+
+@cache
+def _kernel(key: ProgramKey, index: int) -> tuple[Program, Any]:
+    """A program compiled for a device and loaded on it."""
+    p = program(key)
+    cubin = compile_cubin(p.source, device_spec(index).arch, name=p.name, defines=p.defines)
+    return p, driver.load_kernel(cubin, p.kernel, device=index, smem_bytes=p.smem_bytes)
+
+
+class Workspace:
+    """Partial sums and counters on one device. Counters are zero between launches: the kernels put them
+    back.
+    """
+
+    def __init__(self, floats: int, counters: int, device: torch.device) -> None:
+        self.floats, self.counters = floats, counters
+        self._partial = torch.empty(floats, dtype=torch.float32, device=device)
+        self._counter = torch.zeros(counters, dtype=torch.int32, device=device)
+        self.pointers = (self._partial.data_ptr(), self._counter.data_ptr())
+
+    def fits(self, floats: int, counters: int) -> bool:
+        """Whether a plan with these needs can use it."""
+        return floats <= self.floats and counters <= self.counters
+
+
+class Workspaces:
+    """One workspace a (device, stream): kernels of one stream run one after the other, so they can share it.
+
+    It grows to the largest need and is allocated on its own stream, so torch's allocator reuses dropped ones
+    in order.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, plan: Plan, device: torch.device, stream: int) -> Workspace:
+        """The stream's workspace, large enough for a plan.
+
+        Under capture it is a new one from the capture's pool: the graph owns its memory, and zeroes the
+        counters.
+        """
+        floats, counters = plan.partial_floats, plan.counters
+        if torch.cuda.is_current_stream_capturing():
+            return Workspace(floats, counters, device)
+        key = (device.index, stream)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or not kept.fits(floats, counters):
+                if kept is not None:
+                    floats, counters = max(floats, kept.floats), max(counters, kept.counters)
+                kept = self._kept[key] = Workspace(floats, counters, device)
+            self._kept.move_to_end(key)
+            while len(self._kept) > MAX_WORKSPACES:
+                self._kept.popitem(last=False)
+            return kept
+
+    def clear(self) -> None:
+        """Drop all workspaces; work in flight keeps its memory until it is done."""
+        with self._lock:
+            self._kept.clear()
+
+
+WORKSPACES = Workspaces()
+
+
+class BoundPlan:
+    """A plan with its kernel and parameter block on one device, to be launched on pointers.
+
+    ``workspace`` is the launch's own, or None: the current stream's. One thread at a time sets pointers and
+    launches.
+    """
+
+    def __init__(
+        self, plan: Plan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
+    ) -> None:
+        p, kernel = _kernel(plan.program, device.index)
+        self.plan, self.device, self.workspace = plan, device, workspace
+        self._params = parameters(plan)
+        pdl = pdl and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._launcher = driver.Launcher(kernel, plan.grid, p.threads, p.smem_bytes, self._params, pdl=pdl)
+        self._lock = threading.Lock()
+
+    def launch(self, a: int, b: int, out: int, stream: int) -> None:
+        """Enqueue on a raw stream of the device, which must be the current one."""
+        driver.bind_thread(self.device.index)
+        with self._lock:
+            params = self._params
+            params.a, params.b, params.out = a, b, out
+            if self.plan.reduction != "direct":
+                space = self.workspace or WORKSPACES.get(self.plan, self.device, stream)
+                params.partial, params.counter = space.pointers
+            self._launcher(stream)

@@ -1,0 +1,139 @@
+"""Problem + DeviceSpec -> Plan. Pure: runs anywhere, and the same for the GPU and for the CPU that repeats
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..operand import Problem, View
+from . import partition, rules
+from .partition import Partition
+from .raster import Raster
+
+Reduction = Literal["direct", "ordered", "atomic"]
+
+#: From how many partial sums a tile on atomics pay (H200, fwd H=4096, atomic against ordered): 16 parts 15.3
+#: against 17.7 us, 4 parts 66.8 against 64.1.
+ATOMIC_PARTS = 8
+
+
+@dataclass(frozen=True)
+class ProgramKey:
+    """What tells one compiled program from another: template family, tile, layouts and dtypes of the
+    operands.
+    """
+
+    family: str
+    tile_m: int
+    tile_n: int
+    a_unit_k: bool
+    b_unit_k: bool
+    a_dtype: str
+    b_dtype: str
+
+    def __str__(self) -> str:
+        layout = "".join("k" if unit_k else "x" for unit_k in (self.a_unit_k, self.b_unit_k))
+        return f"router_{self.family}_{self.tile_m}x{self.tile_n}_{layout}_{self.a_dtype}_{self.b_dtype}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one router GEMM is computed. ``partition`` alone decides its bits; the rest decides its speed.
+
+    ``hold`` is the number of K segments one CTA sums; ``reduction`` how CTAs of a tile put their sums
+    together: ``direct`` (one CTA a tile), ``ordered`` (the last to arrive adds all in a fixed order),
+    ``atomic``.
+    """
+
+    problem: Problem
+    program: ProgramKey
+    partition: Partition
+    hold: int
+    raster: Raster
+    reduction: Reduction
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Row and column tiles of the output."""
+        return -(-self.problem.m // self.program.tile_m), -(-self.problem.n // self.program.tile_n)
+
+    @property
+    def parts(self) -> int:
+        """CTAs a tile."""
+        return -(-self.partition.segments // self.hold)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Launch grid: tiles x parts."""
+        rows, columns = self.tiles
+        return rows * columns, self.parts, 1
+
+    @property
+    def partial_floats(self) -> int:
+        """FP32 workspace elements for partial sums."""
+        return (
+            self.grid[0]
+            * self.parts
+            * self.program.tile_m
+            * self.program.tile_n
+            * (self.reduction == "ordered")
+        )
+
+    @property
+    def counters(self) -> int:
+        """Workspace counters, zero between launches."""
+        return 2 * self.grid[0] * (self.reduction != "direct")
+
+    def __str__(self) -> str:
+        return f"{self.program} {self.partition} hold {self.hold} {self.reduction}, {self.raster}"
+
+
+def tokens(p: Problem) -> tuple[int, int, int]:
+    """(T, N experts, H features) of a router GEMM."""
+    return {"fwd": (p.m, p.n, p.k), "dgrad": (p.m, p.k, p.n), "wgrad": (p.k, p.m, p.n)}[p.kind]
+
+
+def default_partition(p: Problem) -> Partition:
+    """The K partition of a problem whose caller pins none."""
+    t, n, h = tokens(p)
+    return partition.for_wgrad(t, n, h) if p.kind == "wgrad" else partition.by_k(p.k)
+
+
+def plan(problem: Problem, family: str, *, deterministic: bool = True, splits: int | None = None) -> Plan:
+    """The plan of a non-empty router GEMM for a device's program family (``DeviceSpec.family``).
+
+    ``splits`` pins the number of K segments. Raises ``ValueError`` unless it is 1 to 16.
+    """
+    t, n, h = tokens(problem)
+    rule = rules.find(rules.shipped(family), problem.kind, t, n, h, problem.out.dtype)
+    part = default_partition(problem) if splits is None else partition.pinned(problem.k, splits)
+    reduction: Reduction = "direct"
+    if part.segments > rule.hold:
+        # Atomics add FP32 only; a BF16 output is rounded once, from the ordered sum.
+        parts = -(-part.segments // rule.hold)
+        may_race = not deterministic and problem.out.dtype == "f32"
+        reduction = "atomic" if may_race and parts >= ATOMIC_PARTS else "ordered"
+    return Plan(
+        problem=problem,
+        program=program_key(problem, family, rule.tile),
+        partition=part,
+        hold=rule.hold,
+        raster=rule.raster,
+        reduction=reduction,
+    )
+
+
+def program_key(p: Problem, family: str, tile: tuple[int, int]) -> ProgramKey:
+    """The program for a problem's layouts and dtypes."""
+    return ProgramKey(family, *tile, p.a.unit == 1, p.b.unit == 0, p.a.dtype, p.b.dtype)
+
+
+def router_problem(kind: Literal["fwd", "dgrad", "wgrad"], x: View, w: View, out: View) -> Problem:
+    """The GEMM of a router product from its operands' views in call order: (X, W), (G, W) or (G, X)."""
+    if kind == "fwd":
+        return Problem(kind, x, w.transposed(), out)
+    if kind == "dgrad":
+        return Problem(kind, x, w, out)
+    return Problem(kind, x.transposed(), w, out)

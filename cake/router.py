@@ -1,0 +1,325 @@
+"""The FP32 router GEMM: FP32 accuracy out of 16-bit tensor cores, forward and both gradients.
+
+``X[T, H]`` tokens, ``W[N, H]`` experts, ``G[T, N]`` the gradient of the logits. All are views: unit stride on
+one axis, the other stride and the base address multiples of 16 bytes, N a positive multiple of 8, T and H any
+size. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from . import operand
+from .launch.entry import Entries, Entry, Options, current_stream, product
+from .launch.router import WORKSPACES, Workspace
+from .operand import OPERANDS, Kind
+
+Op = Literal["fwd", "dgrad", "wgrad", "bwd", "2fwd+bwd"]
+
+#: op -> the GEMMs it consists of, in order. ``2fwd+bwd`` is a checkpointed training step.
+OPS: dict[str, tuple[Kind, ...]] = {
+    "fwd": ("fwd",),
+    "dgrad": ("dgrad",),
+    "wgrad": ("wgrad",),
+    "bwd": ("dgrad", "wgrad"),
+    "2fwd+bwd": ("fwd", "fwd", "dgrad", "wgrad"),
+}
+
+#: Entries the eager cache keeps; the least recently used one goes first.
+MAX_ENTRIES = 512
+
+
+def _output_shape(kind: Kind, first: torch.Tensor, second: torch.Tensor) -> tuple[int, int]:
+    a, b = product(kind, first, second)
+    return a.shape[0], b.shape[1]
+
+
+def _output_dtype(kind: Kind, asked: torch.dtype | None) -> torch.dtype:
+    """FP32, except that dX may be BF16 where X is."""
+    allowed = (torch.float32, torch.bfloat16) if kind == "dgrad" else (torch.float32,)
+    if asked is None:
+        return torch.float32
+    if asked not in allowed:
+        wanted = " or ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise TypeError(f"out_dtype={asked} for {OPERANDS[kind][2]}; needs {wanted}")
+    return asked
+
+
+def _check_inputs(kind: Kind, first: torch.Tensor, second: torch.Tensor) -> None:
+    """Types, devices, shapes and N of a GEMM's inputs (errors as in :mod:`cake.operand`)."""
+    name1, name2, _ = OPERANDS[kind]
+    for name, t in ((name1, first), (name2, second)):
+        operand.check_tensor(name, t, (torch.float32, torch.bfloat16) if name == "X" else (torch.float32,))
+    operand.check_same_device({name1: first, name2: second})
+    shared1, shared2, letter = {"fwd": (1, 1, "H"), "dgrad": (1, 0, "N"), "wgrad": (0, 0, "T")}[kind]
+    if first.shape[shared1] != second.shape[shared2]:
+        raise ValueError(
+            f"{name1}{list(first.shape)} and {name2}{list(second.shape)} disagree about {letter}: "
+            f"{first.shape[shared1]} and {second.shape[shared2]}"
+        )
+    operand.check_experts("W" if kind == "fwd" else "G", second.shape[0] if kind == "fwd" else first.shape[1])
+
+
+def _check_out(
+    kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, asked: torch.dtype | None
+) -> None:
+    """Type, device and shape of a caller's output. ``asked`` is its ``out_dtype``; dX may be BF16 unasked."""
+    name1, name2, name = OPERANDS[kind]
+    if asked is None and kind == "dgrad":
+        operand.check_tensor(name, out, (torch.float32, torch.bfloat16))
+    else:
+        operand.check_tensor(name, out, (_output_dtype(kind, asked),))
+    shape = _output_shape(kind, first, second)
+    operand.check_shape(name, out, shape, f"from {name1}{list(first.shape)} and {name2}{list(second.shape)}")
+    operand.check_same_device({name: out, name1: first})
+
+
+_entries = Entries(MAX_ENTRIES)
+
+
+def _facts(t: torch.Tensor) -> tuple[Any, ...]:
+    """What a tensor contributes to a key: shape, strides, dtype, device, alignment."""
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+
+
+def _resolve(
+    kind: Kind,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    options: Options,
+) -> tuple[Entry, torch.Tensor]:
+    """Look a GEMM's launch up, or check the call and make it; with the tensor it will write. Runs nothing."""
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        _check_inputs(kind, first, second)
+    if out is not None and not isinstance(out, torch.Tensor):
+        operand.check_tensor(OPERANDS[kind][2], out)
+    given = None if out is None else _facts(out)
+    key = (kind, _facts(first), _facts(second), given, out_dtype, options, current_stream(first.device))
+    entry = _entries.get(key)
+    target = out
+    if entry is None:
+        options.check()
+        _check_inputs(kind, first, second)
+        if target is None:
+            shape = _output_shape(kind, first, second)
+            target = operand.new_output(shape, _output_dtype(kind, out_dtype), first.device)
+        else:
+            _check_out(kind, first, second, target, out_dtype)
+        entry = Entry(kind, first, second, target, options)
+        entry.check_overlap(first, second, target)
+        entry.bind()
+        _entries.put(key, entry)
+    elif target is None:
+        p = entry.problem
+        target = operand.new_output((p.m, p.n), operand.TORCH_DTYPES[p.out.dtype], first.device)
+    else:
+        entry.check_overlap(first, second, target)
+    return entry, target
+
+
+def _call(
+    kind: Kind,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    options: Options,
+) -> torch.Tensor:
+    """One eager GEMM."""
+    entry, target = _resolve(kind, first, second, out, out_dtype, options)
+    entry.run(first, second, target)
+    return target
+
+
+def router_forward(
+    X: torch.Tensor,
+    W: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+    emulation: str = "bf16x3",
+    splits: int | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Router logits ``out[T, N] = X[T, H] @ W[N, H].T``, FP32.
+
+    X is FP32 or BF16, W FP32, ``out`` FP32 (a new tensor if not given; a view is written in place, the rest
+    of its buffer stays). ``deterministic=True``: the same bits every time, for a token whatever its batch.
+    ``deterministic=False`` may add partial sums in any order. ``emulation`` names the split product:
+    ``bf16x3``. ``splits`` pins the number of K segments (1 to 16). ``pdl=True`` lets the launch overlap the
+    end of the stream's last kernel where the GPU can (compute capability 9.0).
+
+    Relative Frobenius error against FP64 about 2e-7. Raises ``TypeError`` or ``ValueError`` naming the
+    tensor, what it has and what is needed.
+    """
+    return _call("fwd", X, W, out, out_dtype, Options(deterministic, emulation, splits, pdl))
+
+
+def router_dgrad(
+    G: torch.Tensor,
+    W: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+    emulation: str = "bf16x3",
+    splits: int | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Input gradient ``dX[T, H] = G[T, N] @ W[N, H]``; ``out_dtype`` FP32 (default) or BF16.
+
+    A new ``dX`` has a row stride that is a multiple of 16 bytes. Options and errors as
+    :func:`router_forward`.
+    """
+    return _call("dgrad", G, W, out, out_dtype, Options(deterministic, emulation, splits, pdl))
+
+
+def router_wgrad(
+    G: torch.Tensor,
+    X: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+    emulation: str = "bf16x3",
+    splits: int | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Weight gradient ``dW[N, H] = G[T, N].T @ X[T, H]``, FP32; X FP32 or BF16.
+
+    Options and errors as :func:`router_forward`; the K partition here depends on T, N and H.
+    """
+    return _call("wgrad", G, X, out, out_dtype, Options(deterministic, emulation, splits, pdl))
+
+
+def router_backward(
+    G: torch.Tensor,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+    emulation: str = "bf16x3",
+    splits: int | None = None,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both gradients ``(dX, dW)``, the bits of :func:`router_dgrad` and :func:`router_wgrad`.
+
+    ``out`` is a pair ``(dX, dW)``; ``out_dtype`` is dX's. Options and errors as :func:`router_forward`.
+    """
+    options = Options(deterministic, emulation, splits, pdl)
+    given = (None, None) if out is None else out
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"out must be a pair (dX, dW), got {type(out).__name__}")
+    # Both are resolved before either runs: a call that fails leaves both outputs as they were, and the host
+    # does not think between the two launches.
+    dgrad, dx = _resolve("dgrad", G, W, given[0], out_dtype, options)
+    wgrad, dw = _resolve("wgrad", G, X, given[1], None, options)
+    if out is not None:
+        operand.check_overlap("dX", dx, {"X": X, "dW": dw})
+        operand.check_overlap("dW", dw, {"W": W})
+    dgrad.run(G, W, dx)
+    wgrad.run(G, X, dw)
+    return dx, dw
+
+
+class PreparedRouter:
+    """An op bound to its tensors: calling it enqueues all its GEMMs on the current stream, allocating
+    nothing.
+
+    ``outputs`` are the tensors written, by name (``out``, ``dX``, ``dW``); ``plans`` has one plan a GEMM. It
+    owns its workspace and can be captured from its first call on; one replay or call may be in flight at a
+    time.
+    """
+
+    def __init__(
+        self, op: str, steps: list[tuple[Entry, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]
+    ) -> None:
+        self.op = op
+        self.outputs = {OPERANDS[entry.kind][2]: tensors[2] for entry, tensors in steps}
+        self.plans = tuple(entry.plan for entry, _ in steps if entry.plan is not None)
+        device = steps[0][1][0].device
+        workspace = None
+        if device.type == "cuda":
+            floats = max((p.partial_floats for p in self.plans), default=0)
+            counters = max((p.counters for p in self.plans), default=0)
+            workspace = Workspace(floats, counters, device)
+            torch.cuda.current_stream(device).synchronize()  # counters are zero before any stream may launch
+        self._steps: list[Callable[[], None]] = []
+        for entry, tensors in steps:
+            entry.bind(workspace)
+            self._steps.append(partial(entry.run, *tensors))
+
+    def __call__(self) -> None:
+        """Run the op once."""
+        for step in self._steps:
+            step()
+
+
+def prepare_router(
+    op: Op,
+    *,
+    X: torch.Tensor | None = None,
+    W: torch.Tensor | None = None,
+    G: torch.Tensor | None = None,
+    out: Any = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+    emulation: str = "bf16x3",
+    splits: int | None = None,
+    pdl: bool = False,
+) -> PreparedRouter:
+    """Bind an op to tensors: everything is checked, planned, compiled and allocated here, nothing when it is
+    called.
+
+    ``op`` is ``fwd`` (X, W), ``dgrad`` (G, W), ``wgrad`` (G, X), ``bwd`` or ``2fwd+bwd`` (all three). ``out``
+    is the output, for ``bwd`` a pair ``(dX, dW)``, for ``2fwd+bwd`` a triple ``(out, dX, dW)``; new tensors
+    where not given. Options and errors as :func:`router_forward`.
+    """
+    if op not in OPS:
+        raise ValueError(f"op={op!r}; needs one of {', '.join(OPS)}")
+    options = Options(deterministic, emulation, splits, pdl)
+    options.check()
+    inputs = {"X": X, "W": W, "G": G}
+    names = list(dict.fromkeys(OPERANDS[kind][2] for kind in OPS[op]))
+    if out is None:
+        out = (None,) * len(names)
+    elif len(names) == 1:
+        out = (out,)
+    if not isinstance(out, tuple | list) or len(out) != len(names):
+        raise TypeError(f"out for {op} must be ({', '.join(names)}), got {type(out).__name__}")
+    outputs: dict[str, Any] = dict(zip(names, out, strict=True))
+    for kind in OPS[op]:
+        for name in OPERANDS[kind][:2]:
+            if inputs[name] is None:
+                raise TypeError(f"{op} needs {name}")
+    steps = []
+    for kind in OPS[op]:
+        name1, name2, name = OPERANDS[kind]
+        first, second = inputs[name1], inputs[name2]
+        assert first is not None and second is not None
+        _check_inputs(kind, first, second)
+        dtype = out_dtype if kind == "dgrad" else None
+        if outputs[name] is None:
+            shape = _output_shape(kind, first, second)
+            outputs[name] = operand.new_output(shape, _output_dtype(kind, dtype), first.device)
+        target = outputs[name]
+        _check_out(kind, first, second, target, dtype)
+        others = {k: t for k, t in (inputs | outputs).items() if t is not None and k != name}
+        operand.check_overlap(name, target, others)
+        steps.append((Entry(kind, first, second, target, options), (first, second, target)))
+    return PreparedRouter(op, steps)
+
+
+def clear_caches() -> None:
+    """Drop every cached launch and workspace. What a CUDA graph holds stays valid."""
+    _entries.clear()
+    WORKSPACES.clear()

@@ -1,0 +1,242 @@
+"""What the words of a report mean, and what was measured on what: from the manifest and the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bench.model import Manifest
+from reports import format as fmt
+from reports.rows import CONTROL, DET, NEW, PREVIOUS, SEQUENCE, Run
+from reports.tables import Column, Table
+
+_OPS = {
+    "fwd": "`fwd` out[T,N] = X[T,H] W[N,H]^T",
+    "dgrad": "`dgrad` dX[T,H] = G[T,N] W[N,H]",
+    "wgrad": "`wgrad` dW[N,H] = G[T,N]^T X[T,H]",
+    "bwd": "`bwd` dgrad, then wgrad, timed as one",
+    "2fwd+bwd": "`2fwd+bwd` a checkpointed step: fwd, fwd again, dgrad, wgrad, timed as one (the second fwd "
+    "finds its inputs in L2 by nature)",
+}
+_MODES = {
+    "eager": "`eager` makes the calls on an idle device, so host time between kernels is in the interval",
+    "graph": "`graph` replays launches or calls captured once, with no host time between kernels",
+}
+_CPU_EAGER = "`eager` makes the calls one after another"
+#: How each timer makes its figure.
+TIMERS = {
+    "cupti": "GPU time from the op's first kernel's begin to its last's end, from CUPTI activity records",
+    "events": "time between two CUDA events around the op; it includes gaps that CUPTI records would not",
+    "cpu": "wall time of the op by the monotonic clock",
+    "host": "none: only host time per call was measured",
+}
+_ARMS = {
+    NEW: "the code under test, BF16x3, deterministic=False",
+    CONTROL: "the same arm a second time: the same code against itself, hence the noise floor",
+    DET: "deterministic=True, what a user gets by default",
+    PREVIOUS: "the previous version of cake",
+    "cake_fp16x2": "FP16x2 emulation, deterministic=False",
+    "torch_fp32": "torch.mm in FP32, TF32 off",
+    "numpy_fp32": "numpy's BLAS in FP32",
+    "cublas_fp32": "cublasSgemm",
+    "cublaslt_fp32": "cuBLASLt in FP32",
+    "cublaslt_fp32_first": "cuBLASLt in FP32, the first algorithm its heuristic names",
+    "cublaslt_fp32_best": "cuBLASLt in FP32, the fastest of its first 8 algorithms by search",
+    "cublas_bf16x9": "cublasSgemm with BF16x9 emulation requested",
+    "cublaslt_bf16x9": "cuBLASLt with BF16x9 emulation requested",
+    "cublaslt_bf16x9_first": "cuBLASLt with BF16x9 emulation requested, its heuristic's first algorithm",
+    "cublaslt_bf16x9_best": "cuBLASLt with BF16x9 emulation requested, the fastest by search",
+    SEQUENCE: "each GEMM of an op by the fastest library call for that GEMM alone",
+}
+
+
+def definitions(run: Run) -> list[tuple[str, str]]:
+    """``(word, meaning)`` for every word that the report uses."""
+    m = run.manifest
+    on_cpu = m.timer.name == "cpu"
+    modes = [
+        _CPU_EAGER if on_cpu and mode == "eager" else _MODES.get(mode, f"`{mode}`") for mode in run.modes
+    ]
+    return [
+        ("row", f"one op in one mode at one shape on one GPU model; this run has {len(run.rows)}"),
+        ("shapes", f"T tokens, H features in, N experts out, FP32: {_shapes(run)}"),
+        ("ops", "; ".join(_OPS.get(op, f"`{op}`") for op in run.ops)),
+        ("modes", "; ".join(modes)),
+        ("latency", _latency(m)),
+        ("runs", _conduct(run)),
+        ("arms", "; ".join(f"`{a}` {_ARMS.get(a, _other_arm(run, a))}" for a in run.arms)),
+        (
+            "SOTA",
+            "per row, the fastest library call whose result passed"
+            + (f", `{SEQUENCE}` included" if SEQUENCE in run.arms else ""),
+        ),
+        (
+            "ratio",
+            "us of the arm named first / us of the arm named second, of unrounded medians; above 1.000 the "
+            "second, which is cake, is faster. The printed times give the printed ratio",
+        ),
+        (
+            "control",
+            "the ratio `control` / `cake`; as a range, its lowest and highest over the rows of one GPU, mode "
+            "and op. It says how large a ratio of equal code can look; the verdict does not depend on it",
+        ),
+        ("interval", _interval(m)),
+        ("verdict", _verdict(m)),
+        (
+            "geomean",
+            "over all rows that have the ratio; the headline counts those that have not. Its interval "
+            "resamples each row's groups: it says how far the same rows, measured again, would move it",
+        ),
+        (
+            "accuracy",
+            "relative Frobenius error against FP64 before and after timing; the budget is "
+            f"{fmt.budget(m.budget)} for every GEMM of an op, and fwd must choose the same top-8 experts "
+            "for each token (near ties excepted)",
+        ),
+        (
+            "host time",
+            "wall time of one call on the host, back to back, in a separate process without the timer",
+        ),
+        (
+            "status",
+            "`ok`; `inaccurate` missed the budget; `unsupported` cannot do the row; `fell-back` was asked "
+            "for emulation and ran the native kernels; `error` raised. Only `ok` has a time",
+        ),
+    ]
+
+
+def setup(run: Run) -> Table:
+    """The set-up of the run as two columns."""
+    m, d = run.manifest, run.manifest.device
+    on_gpu = bool(d.driver)
+    lines: list[tuple[str, str]] = [
+        ("device" if not on_gpu else "GPU", d.name),
+        ("architecture", d.arch),
+        ("SMs" if on_gpu else "cores", str(d.sms)),
+        ("memory", f"{d.memory_gb:.0f} GB" if d.memory_gb else "not recorded"),
+        ("last-level cache" if not on_gpu else "L2", f"{d.l2_mb:.0f} MB" if d.l2_mb else "not recorded"),
+    ]
+    if on_gpu:
+        limit = "not recorded (no NVML)" if d.power_limit_w is None else f"{d.power_limit_w:.0f} W"
+        lines += [("driver", d.driver), ("power limit", limit), ("throttle reasons", _throttle(run))]
+    lines += [("node", m.node), ("layout", m.layout)]
+    lines += [(name, version) for name, version in m.versions.items()]
+    lines += [(f"library {name}", text) for name, text in m.libraries.items()]
+    lines += [(f"git {name}", text) for name, text in m.git.items()]
+    lines += [
+        ("command", f"`{m.command}`"),
+        (
+            "environment",
+            ", ".join(f"`{k}={v}`" for k, v in sorted(m.environment.items())) or "nothing relevant set",
+        ),
+        ("suite, preset", f"{m.suite}, {m.preset}: {len(m.rows)} rows"),
+        (
+            "per row",
+            f"{m.groups} groups x {m.steps} timed steps an arm, {m.untimed} untimed before each visit",
+        ),
+        (
+            "workspace",
+            f"{m.workspace_bytes / 2**20:.0f} MiB for every library arm" if m.workspace_bytes else "none",
+        ),
+        ("timer", _timer(m)),
+        ("cold L2", l2_state(m)),
+        (
+            "started, took",
+            f"{m.started}, {fmt.duration(m.seconds) if m.seconds is not None else 'not finished'}",
+        ),
+    ]
+    lines += [("note", note) for note in m.notes]
+    return Table((Column("what", False), Column("value", False)), tuple(lines))
+
+
+def l2_state(m: Manifest) -> str:
+    """Whether the L2 was proven cold, with the probe's figures."""
+    if m.l2 is None:
+        return "not proven: no probe ran, rows are flagged warm"
+    probe = f"memory-bound probe {m.l2.cold_us:.2f} us cold, {m.l2.warm_us:.2f} us warm"
+    figures = f"{probe}, ratio {m.l2.cold_us / m.l2.warm_us:.2f}, needed {m.l2.expected_ratio:.2f}"
+    return f"{'proven' if m.l2.proven else 'not proven'}: {figures}"
+
+
+def _shapes(run: Run) -> str:
+    by_rest: dict[tuple[int | None, int], list[int]] = {}
+    for r in sorted(run.rows, key=lambda r: (r.H or 0, r.N, r.T)):
+        ts = by_rest.setdefault((r.H, r.N), [])
+        if r.T not in ts:
+            ts.append(r.T)
+    groups: dict[tuple[int, tuple[int, ...]], list[int | None]] = {}
+    for (h, n), ts in by_rest.items():
+        groups.setdefault((n, tuple(ts)), []).append(h)
+    return "; ".join(
+        f"T {_numbers(ts)} x H {_numbers([h for h in hs if h is not None])}, N {n}"
+        for (n, ts), hs in groups.items()
+    )
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return "/".join(map(str, values))
+
+
+def _latency(m: Manifest) -> str:
+    text = f"{TIMERS[m.timer.name]}; a cell is the median of all timed steps, in microseconds"
+    if m.timer.name in ("cupti", "events"):
+        text += "; before each step the L2 is overwritten and the device is idle"
+    return text
+
+
+def _conduct(run: Run) -> str:
+    m = run.manifest
+    return (
+        f"per row {m.groups} groups; in each, every arm is visited once, in rotated order, for {m.untimed} "
+        f"untimed and {m.steps} timed steps; inputs come from the row's seed and are the same for every arm"
+    )
+
+
+def _other_arm(run: Run, arm: str) -> str:
+    return (
+        "an arm of the user's own"
+        if run.kinds.get(arm) == "user"
+        else f"a {run.kinds.get(arm, 'library')} arm"
+    )
+
+
+def _interval(m: Manifest) -> str:
+    level = m.judgement.get("level")
+    head = f"{100 * level:g} % interval of the ratio" if level is not None else "interval of the ratio"
+    times = f", {m.judgement['resamples']:.0f} times" if "resamples" in m.judgement else ""
+    return f"{head}, by resampling groups: both arms of a group are drawn together{times}"
+
+
+def _verdict(m: Manifest) -> str:
+    effect, sought = m.judgement.get("min_effect"), m.judgement.get("sought_effect")
+    least = f" by at least {100 * effect:g} %" if effect is not None else ""
+    tick = f" (one tick, {m.timer.tick_us * 1000:.0f} ns)" if m.timer.tick_us else ""
+    wide = f" (over {100 * sought:g} %)" if sought is not None else ""
+    return (
+        f"of cake: `faster` or `slower` where the interval excludes 1{least} and the medians differ by "
+        f"more than the timer resolves{tick}; else `same`, or `unclear` where the interval is "
+        f"too wide{wide} to say so"
+    )
+
+
+def _throttle(run: Run) -> str:
+    readings = [c for f in run.facts.values() for c in f.clocks]
+    if not readings:
+        return "not read (no NVML readings)"
+    seen = Counter(reason for c in readings for reason in c.reasons)
+    sm = [c.sm_mhz for c in readings]
+    words = ", ".join(f"{reason} in {n}" for reason, n in sorted(seen.items())) or "none in any"
+    hottest = max(c.temp_c for c in readings)
+    most = max(c.power_w for c in readings)
+    peak = f"at most {most:.0f} W and {hottest} C"
+    return f"{words} of {len(readings)} readings; SM clock {min(sm)} to {max(sm)} MHz, {peak}"
+
+
+def _timer(m: Manifest) -> str:
+    t = m.timer
+    parts = [t.name, f"tick {t.tick_us * 1000:.0f} ns" if t.tick_us else "tick not measured"]
+    if t.name == "cupti":
+        parts.append(f"{fmt.counted(t.dropped_records, 'dropped record')}")
+    if t.check_us is not None and t.check_events_us is not None:
+        parts.append(f"cross-check {t.check_us:.2f} us against {t.check_events_us:.2f} us by events")
+    return ", ".join(parts)

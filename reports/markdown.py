@@ -1,0 +1,216 @@
+"""A run as Markdown, ready to paste in a pull request. Pure: a :class:`~reports.rows.Run` in, texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports import definitions, tables
+from reports import format as fmt
+from reports.findings import Finding, findings
+from reports.rows import DET, NEW, SOTA, Row, Run
+from reports.tally import Tally, control, tally
+
+#: GitHub's limit for a comment or a pull-request body, in characters.
+LIMIT = 65_536
+
+REPORT, TABLES = "report.md", "report-tables.md"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture beside the report: its path from there, and what it shows."""
+
+    path: str
+    caption: str
+
+
+def documents(
+    run: Run, plots: Sequence[Plot], plot_notes: Sequence[str] = (), limit: int = LIMIT
+) -> Mapping[str, str]:
+    """File name -> text. One file, or two where it would pass ``limit`` characters: the full tables move."""
+    details = _full_tables(run)
+    before = _joined(_top(run), _plots(plots, plot_notes))
+    after = _joined(_definitions(run), _setup(run))
+    whole = _joined(before, _joined("## Full tables", *details), after)
+    if len(whole) <= limit:
+        return {REPORT: whole}
+    moved = (
+        f"The full tables are in [{TABLES}]({TABLES}): with them this report would have {len(whole):,} "
+        f"characters, and GitHub takes {limit:,} in a comment."
+    )
+    return {
+        REPORT: _joined(before, "## Full tables", moved, after),
+        TABLES: _joined(f"# Full tables: {title(run)}", f"The report is [{REPORT}]({REPORT}).", *details),
+    }
+
+
+def headline(run: Run, over: str = NEW) -> str:
+    """One sentence: rows by verdict and not measured, the geomean with its interval, the control."""
+    t = tally(run, run.rows, over)
+    lead = f"`{over}` against the best library call: "
+    text = f"{lead}faster in {len(t.faster)} of {fmt.counted(len(t.rows), 'row')}, same in {len(t.same)}, "
+    text += f"slower in {len(t.slower)}, " + f"unclear in {len(t.unclear)}, " * bool(t.unclear)
+    text += f"not measured in {len(t.unmeasured)}; {_mean(t)}"
+    noise = control(run.rows)
+    if over == NEW:
+        text += f"; control {fmt.spread(noise)}" if noise else "; no control ratio"
+    return text + "."
+
+
+def warnings(run: Run) -> list[str]:
+    """What to know before believing a figure: no cold L2, another timer, flags, an unfinished run."""
+    m = run.manifest
+    said = []
+    if m.timer.name not in ("cupti", "cpu"):
+        said.append(f"Timed by `{m.timer.name}`, not by CUPTI: {definitions.TIMERS[m.timer.name]}.")
+    if m.timer.name == "cpu":
+        said.append(
+            "Measured on a CPU by its clock, not on a GPU by CUPTI: this says nothing of GPU kernels."
+        )
+    if m.l2 is None or not m.l2.proven:
+        said.append(f"Caches are warm; cold L2 is {definitions.l2_state(m)}.")
+    flags = [flag for flag in m.flags if flag != "warm"]
+    if flags:
+        said.append(f"Flags on the whole run: {', '.join(flags)}.")
+    if m.finished is None:
+        said.append("The run did not finish; rows without a result are counted as not measured.")
+    if m.git.get("dirty", "").lower() in ("true", "yes", "1"):
+        said.append("The working tree had uncommitted changes.")
+    return said
+
+
+def judged(run: Run) -> list[str]:
+    """The cake arms that the best library call is judged against: ``cake``, and ``cake_det`` where it ran."""
+    return [NEW] + [DET] * any((SOTA, DET) in r.cells for r in run.rows)
+
+
+def slower_lines(run: Run, overs: Sequence[str]) -> list[str]:
+    """Every slower row by name and ratio, one line an arm, op and mode."""
+    lines: list[str] = []
+    before: tuple[Row, ...] = ()
+    for arm in overs:
+        rows = tally(run, run.rows, arm).slower
+        if rows and rows == before:
+            ratios = fmt.spread(x for r in rows if (x := r.ratio(SOTA, arm)) is not None)
+            lines.append(f"`{arm}`, the same {fmt.counted(len(rows), 'row')}: {ratios}")
+        else:
+            lines += [f"`{arm}`, {line}" for line in named(rows, arm)]
+        before = rows
+    return lines
+
+
+def named(rows: Sequence[Row], over: str = NEW) -> list[str]:
+    """Rows by name with their ratio, one line a mode and op."""
+    by: dict[str, list[str]] = {}
+    for r in rows:
+        ratio = r.ratio(SOTA, over)
+        figure = f" {fmt.ratio(ratio)}" if ratio is not None else f" ({r.why_not(SOTA, over)[0]})"
+        by.setdefault(f"{r.op} {r.mode}", []).append(f"{r.shape}{figure}")
+    return [f"{where}: {'; '.join(items)}" for where, items in by.items()]
+
+
+def table(t: tables.Table) -> str:
+    """A Markdown table with its notes below."""
+    lines = [
+        _line([c.title for c in t.columns]),
+        _line(["--:" if c.number else "---" for c in t.columns]),
+        *(_line([_safe(cell).replace("|", "\\|") for cell in line]) for line in t.lines),
+    ]
+    notes = "\n".join(f"{_safe(note)}  " for note in t.notes).rstrip()
+    return "\n".join(lines) + (f"\n\n{notes}" if notes else "")
+
+
+def title(run: Run) -> str:
+    """What was measured on what, in a few words."""
+    m = run.manifest
+    return f"{m.suite} suite, preset {m.preset}, on {', '.join(run.gpus)} ({m.device.arch})"
+
+
+def _top(run: Run) -> str:
+    parts = [f"# {title(run)}", f"**{headline(run)}**"]
+    said = [f"> **Note:** {text}" for text in warnings(run)]
+    if said:
+        parts.append("\n>\n".join(said))
+    if DET in judged(run):
+        parts.append(
+            f"{headline(run, DET)} `{DET}` is what a call does by default; `{NEW}` is deterministic=False."
+        )
+    slower = slower_lines(run, judged(run))
+    parts.append(
+        _bullets("Slower rows, with SOTA / the arm named:", slower) if slower else "No row is slower."
+    )
+    unmeasured = tally(run, run.rows).unmeasured
+    if unmeasured:
+        parts.append(_bullets("Rows without a ratio (reasons under Findings):", named(unmeasured)))
+    parts += [
+        "## Summary",
+        "Ranges over shapes; above 1.000 cake is faster. `SOTA` is the fastest library call of each row.",
+        table(tables.summary(run)),
+        "## Findings",
+        *(_finding(f) for f in findings(run)),
+    ]
+    return _joined(*parts)
+
+
+def _mean(t: Tally) -> str:
+    if t.mean is None:
+        return "no geomean, since no row has a ratio"
+    bounds = "" if t.mean.lo is None or t.mean.hi is None else f" {fmt.interval(t.mean.lo, t.mean.hi)}"
+    n = len(t.rows) - len(t.unmeasured)
+    some = f" over {fmt.counted(n, 'row')}" if t.unmeasured else ""
+    return f"geomean {fmt.ratio(t.mean.value)}{bounds}{some}"
+
+
+def _finding(f: Finding) -> str:
+    return _bullets(f"**{f.title}**", f.sentences)
+
+
+def _plots(plots: Sequence[Plot], notes: Sequence[str]) -> str:
+    shown = [f"![{p.caption}]({p.path})\n\n{p.caption}" for p in plots]
+    return _joined("## Plots", *shown, *notes)
+
+
+def _full_tables(run: Run) -> list[str]:
+    parts = []
+    for mode in run.modes:
+        t = tables.full(run, mode)
+        parts.append(_details(f"{mode}: all {fmt.counted(len(t.lines), 'row')}, losing rows first", table(t)))
+    parts.append(_details("Every library call, and SOTA/cake without it", table(tables.rivals(run))))
+    h = tables.host(run)
+    no_host = "Host time per call was not measured in this run."
+    parts.append(_details("Host time per call", table(h) if len(h.columns) > 2 else no_host))
+    parts.append(_details("Accuracy", table(tables.accuracy(run))))
+    return parts
+
+
+def _definitions(run: Run) -> str:
+    body = _bullets("", [f"**{word}**: {meaning}." for word, meaning in definitions.definitions(run)])
+    return _joined("## Definitions", body)
+
+
+def _setup(run: Run) -> str:
+    return _joined("## Set-up", table(definitions.setup(run))) + "\n"
+
+
+def _details(title: str, body: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def _bullets(head: str, items: Sequence[str]) -> str:
+    lines = "\n".join(f"- {_safe(item)}" for item in items)
+    return f"{head}\n\n{lines}" if head else lines
+
+
+def _safe(text: str) -> str:
+    """Text in which ``<`` opens no HTML tag; code between backquotes shows as it is anyway."""
+    parts = text.split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(p for p in parts if p)

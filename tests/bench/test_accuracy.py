@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bench.accuracy import BUDGET, failure, measure, poison, references, relative_error, top_experts
+from bench.suites import Row, Shape, router_tensors
+
+ROW = Row("router", "2fwd+bwd", "eager", Shape(16, 256, 32))
+
+
+@pytest.fixture
+def tensors():
+    return router_tensors(ROW, "cpu")
+
+
+def fill(t, dtype=torch.float32):
+    for kind in ("fwd", "dgrad", "wgrad"):
+        gemm = t.gemm(kind)
+        gemm.out.copy_(gemm.a.to(dtype) @ gemm.b.to(dtype))
+
+
+def test_fp32_passes_and_bf16_fails(tensors):
+    refs = references(tensors)
+    fill(tensors)
+    good = measure(ROW, tensors, refs)
+    assert good.rel_fro < BUDGET and good.top8_equal and failure(good) == ""
+    fill(tensors, torch.bfloat16)
+    bad = measure(ROW, tensors, refs)
+    assert failure(bad).startswith("relative Frobenius error") and failure(bad).endswith(
+        "is over the budget of 2e-06"
+    )
+
+
+def test_nan_never_passes(tensors):
+    refs = references(tensors)
+    fill(tensors)
+    tensors.dW[3, 4] = math.nan
+    result = measure(ROW, tensors, refs)
+    assert result.rel_fro == math.inf
+    assert failure(result) == "the output has elements that are not finite"
+
+
+def test_poison_covers_the_outputs_of_the_op_alone(tensors):
+    fill(tensors)
+    poison(Row("router", "bwd", "eager", ROW.shape), tensors)
+    assert bool(torch.isfinite(tensors.out).all())
+    assert not bool(torch.isfinite(tensors.dX).any()) and not bool(torch.isfinite(tensors.dW).any())
+
+
+def test_the_worst_gemm_counts(tensors):
+    refs = references(tensors)
+    fill(tensors)
+    tensors.dX.mul_(1.5)
+    assert measure(ROW, tensors, refs).rel_fro == pytest.approx(0.5, rel=1e-3)
+    assert measure(Row("router", "fwd", "eager", ROW.shape), tensors, refs).rel_fro < BUDGET
+
+
+def test_zero_reference():
+    zero = torch.zeros(2, 3, dtype=torch.float64)
+    assert relative_error(zero.float(), zero) == (0.0, 0.0)
+    assert relative_error(zero.float() + 1, zero) == (math.inf, math.inf)
+
+
+def logits(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_top8_equal_whatever_the_order_within():
+    reference = logits(list(range(12)))
+    out = reference.clone().float()
+    out[0, 11], out[0, 10] = 10, 11
+    assert top_experts(out, reference) == (True, 0)
+
+
+def test_a_swap_within_the_budget_is_a_counted_tie():
+    row = [0.0, 0.0, 0.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.0 + 1e-5]
+    reference = logits(row, row)
+    norm = math.sqrt(sum(x * x for x in row))
+    assert 1e-5 < BUDGET * norm
+    out = reference.clone().float()
+    out[1, 4], out[1, 11] = 1.1, 0.9
+    assert top_experts(out, reference) == (True, 1)
+
+
+def test_a_swap_beyond_the_budget_fails():
+    row = [0.0, 0.0, 0.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.01]
+    reference = logits(row)
+    out = reference.clone().float()
+    out[0, 4], out[0, 11] = 1.1, 0.9
+    assert top_experts(out, reference) == (False, 0)
+
+
+def test_a_tie_does_not_hide_a_second_wrong_expert():
+    row = [0.0, 0.0, 0.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.0 + 1e-6]
+    reference = logits(row)
+    out = reference.clone().float()
+    out[0, 4], out[0, 11], out[0, 10], out[0, 0] = 1.1, 0.9, -1.0, 9.0
+    assert top_experts(out, reference) == (False, 0)
+
+
+def test_fewer_experts_than_eight():
+    reference = logits([3.0, 1.0, 2.0])
+    assert top_experts(reference.float(), reference) == (True, 0)
+    assert top_experts(torch.full((1, 3), math.nan), reference) == (False, 0)

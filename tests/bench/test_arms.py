@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from bench_builders import ROW, library
+
+from baselines.gemm import Library, Unsupported
+from bench.accuracy import measure, references
+from bench.arms import Arm, ArmsError, Prepared, cake_arms, library_arms, load_arms
+from bench.model import Candidate, GemmSearch, Picks
+from bench.suites import MODES, OPS, Row, router_tensors
+
+
+@pytest.fixture
+def tensors():
+    return router_tensors(ROW, "cpu")
+
+
+def picks(**fastest):
+    """Searches of ROW's shape: for each kind the (library, index) that is fastest; all others are slower."""
+    searches = []
+    for kind, (name, index) in fastest.items():
+        candidates = [
+            Candidate(library=n, index=i, us=1.0 if (n, i) == (name, index) else 5.0 + i, verified=True)
+            for n in ("one", "many")
+            for i in range(3 if n == "many" else 1)
+        ]
+        s = ROW.shape
+        searches.append(GemmSearch(kind=kind, T=s.T, H=s.H, N=s.N, candidates=tuple(candidates)))
+    return Picks(searches=tuple(searches))
+
+
+LIBRARIES = [
+    library("one"),
+    library("many", searched=True, scale=(1.0, 1.0, 1.0)),
+    library("emu", native="one"),
+]
+
+
+def by_name(p):
+    return {a.name: a for a in library_arms(LIBRARIES, p)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", OPS)
+def test_cake_arms_do_every_op_within_the_budget(op, mode):
+    row = Row("router", op, mode, ROW.shape)
+    t = router_tensors(row, "cpu")
+    refs = references(t)
+    for arm in cake_arms():
+        for kind in row.gemms:
+            t.output(kind).fill_(float("nan"))
+        prepared = arm.bind(row, t)
+        prepared.run()
+        assert measure(row, t, refs).rel_fro < 4e-7
+        assert len(prepared.calls) == len(row.gemms)
+        assert prepared.calls[0].algorithm and prepared.program and prepared.partition
+
+
+def test_control_is_the_same_as_cake_but_another_instance():
+    cake, control, det = cake_arms()
+    assert [a.name for a in (cake, control, det)] == ["cake", "control", "cake_det"]
+    assert cake.prepare is not control.prepare
+
+
+def test_arms_of_libraries_in_print_order():
+    arms = library_arms(LIBRARIES, Picks())
+    assert [a.name for a in arms] == ["one", "many_first", "many_best", "emu", "sequence"]
+    assert [a.native for a in arms] == [None, None, None, "one", None]
+    assert all(a.kind == "library" for a in arms)
+
+
+def test_first_and_best_are_different_calls(tensors):
+    arms = by_name(picks(dgrad=("many", 2), wgrad=("many", 1)))
+    first, best = (arms[n].bind(ROW, tensors) for n in ("many_first", "many_best"))
+    assert [c.algorithm for c in first.calls] == ["algorithm 0", "algorithm 0"]
+    assert [c.algorithm for c in best.calls] == ["algorithm 2", "algorithm 1"]
+
+
+def test_sequence_takes_the_fastest_of_all_native_libraries(tensors):
+    arm = by_name(picks(dgrad=("many", 1), wgrad=("one", 0)))["sequence"]
+    prepared = arm.bind(ROW, tensors)
+    assert [(c.library, c.algorithm) for c in prepared.calls] == [
+        ("many", "algorithm 1"),
+        ("one", "algorithm 0"),
+    ]
+    prepared.run()
+    assert measure(ROW, tensors, references(tensors)).rel_fro < 2e-6
+
+
+def test_sequence_is_for_ops_of_two_gemms_and_more():
+    arm = by_name(Picks())["sequence"]
+    assert [arm.does(Row("router", op, "eager", ROW.shape)) for op in OPS] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_sequence_without_a_verified_call_is_unsupported(tensors):
+    with pytest.raises(Unsupported, match="no library has a verified call for dgrad of T16-H64-N32"):
+        by_name(Picks())["sequence"].bind(ROW, tensors)
+
+
+def test_a_forward_run_twice_is_called_twice():
+    count = []
+    row = Row("router", "2fwd+bwd", "eager", ROW.shape)
+    [arm, _] = library_arms([library("one", on_run=count.append)], Picks())
+    arm.bind(row, router_tensors(row, "cpu")).run()
+    assert len(count) == 4
+
+
+def test_a_pick_that_is_gone_says_so(tensors):
+    arms = library_arms(
+        [Library("many", "cpu", LIBRARIES[0].candidates, None, True)], picks(dgrad=("many", 2))
+    )
+    row = Row("router", "dgrad", "eager", ROW.shape)
+    with pytest.raises(Unsupported, match="many now offers 1 algorithms, the search had picked number 2"):
+        arms[1].bind(row, tensors)
+
+
+def test_prepare_may_return_a_bare_callable(tensors):
+    run = torch.eye
+    assert Arm("mine", lambda row, t: run).bind(ROW, tensors) == Prepared(run)
+    with pytest.raises(TypeError, match="arm mine: prepare returned 3; needs a callable or a Prepared"):
+        Arm("mine", lambda row, t: 3).bind(ROW, tensors)
+
+
+GOOD = """
+import torch
+from bench.arms import Arm
+def prepare(row, t):
+    return lambda: torch.mm(t.X, t.W.t(), out=t.out)
+ARMS = [Arm("mine", prepare)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", r"arm file .*mine\.py could not be imported: ZeroDivisionError: division by zero"),
+        ("import nothing_like_it", "could not be imported: ModuleNotFoundError"),
+        ("ARMS = 3", r"needs a non-empty list ARMS of bench\.arms\.Arm, has 3"),
+        ("", r"needs a non-empty list ARMS of bench\.arms\.Arm, has None"),
+        (GOOD.replace('"mine"', '"cake"'), "the name 'cake' is taken; names must be unique"),
+        (GOOD + "ARMS *= 2", "the name 'mine' is taken"),
+    ],
+)
+def test_bad_arm_files(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(ArmsError, match=message):
+        load_arms(path, ["cake"])
+
+
+def test_absent_arm_file(tmp_path):
+    with pytest.raises(ArmsError, match="is not a Python file that exists"):
+        load_arms(tmp_path / "absent.py")
+
+
+def test_good_arm_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    [arm] = load_arms(path, ["cake"])
+    row = Row("router", "fwd", "eager", ROW.shape)
+    t = router_tensors(row, "cpu")
+    arm.bind(row, t).run()
+    assert (arm.name, arm.kind) == ("mine", "user")
+    assert measure(row, t, references(t)).rel_fro < 2e-6

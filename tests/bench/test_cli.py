@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.model import Cells
+from bench.store import open_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: An arm so slow that a run of the smoke preset is still under way when it is killed.
+SLOW = """
+import time
+import torch
+from bench.arms import Arm
+def prepare(row, t):
+    def run():
+        time.sleep(0.05)
+        for kind in row.gemms:
+            gemm = t.gemm(kind)
+            torch.mm(gemm.a, gemm.b, out=gemm.out)
+    return run
+ARMS = [Arm("slow", prepare)]
+"""
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.toml"
+    path.write_text("shapes = [{T = 8, H = 64, N = 16}]")
+    return path
+
+
+@pytest.fixture
+def no_host_times(monkeypatch):
+    monkeypatch.setattr(
+        "bench.host.host_times", lambda rows, arms, *a, **k: {(r.key, n): 1.5 for r in rows for n in arms}
+    )
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], terminal_width=200)
+
+
+def refused(result):
+    """The one line of an error, without a stack trace."""
+    assert result.exit_code == 2 and result.stdout == ""
+    assert "Traceback" not in result.stderr
+    [line] = [text for text in result.stderr.splitlines() if text]
+    return line
+
+
+def start(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_run_ends_with_the_path_of_its_report(tmp_path, shapes, no_host_times):
+    out = tmp_path / ("a-long-name-" * 12)
+    result = invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == str(out / "report.md")
+    assert (out / "report.md").is_file()
+
+
+def test_json_is_one_object_on_stdout(tmp_path, shapes, no_host_times):
+    out = tmp_path / "run"
+    common = ("--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--ops", "fwd,dgrad")
+    result = invoke("run", *common, "--out", out, "--json")
+    made = json.loads(result.stdout)
+    assert made["exit_code"] == 0 and made["rows"] == 2 and made["missing"] == made["problems"] == []
+    assert made["report"] == str(out / "report.md")
+    Cells.model_validate_json(Path(made["cells"]).read_text())
+    (out / "report.md").unlink()
+    again = json.loads(invoke("report", out, "--json").stdout)
+    assert again == made and (out / "report.md").is_file()
+
+
+def test_report_of_an_unfinished_run_exits_2(tmp_path, shapes, no_host_times):
+    out = tmp_path / "run"
+    invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out)
+    next((out / "rows").glob("*.json")).unlink()
+    result = invoke("report", out)
+    assert result.exit_code == 2 and (out / "report.md").is_file()
+
+
+def test_unwritable_output(tmp_path, shapes):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "run"
+    line = refused(invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out))
+    assert line == (
+        f"error: cannot write to {out}: Not a directory; give a directory that can be written with --out DIR"
+    )
+
+
+def test_refused_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUBLAS_EMULATE_SINGLE_PRECISION", "1")
+    line = refused(invoke("run", "--preset", "smoke", "--device", "cpu", "--out", tmp_path / "run"))
+    assert line.startswith("error: CUBLAS_EMULATE_SINGLE_PRECISION=1 is set and would silently change")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--timer", "cupti"), "error: timer cupti needs a CUDA device, got cpu; use --timer cpu there"),
+        (("--timer", "sundial"), "error: timer is 'sundial'; needs one of cupti, events, cpu, host"),
+        (("--arms", "absent.py"), "error: arm file absent.py is not a Python file that exists"),
+        (("--shapes", "absent.toml"), "error: cannot read shapes from absent.toml"),
+        (("--resume", "absent"), "error: absent is no run directory: it has no manifest.json"),
+        (("--resume", "a", "--out", "b"), "error: --out and --resume exclude each other"),
+        (("--ops", "up"), "error: op 'up' is unknown"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert refused(invoke("run", "--preset", "smoke", "--device", "cpu", *arguments)).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_device_without_a_driver(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = refused(invoke("run", "--device", "cuda", "--out", tmp_path / "run"))
+    assert line == (
+        "error: device cuda was asked for, but torch finds no usable GPU; "
+        "check nvidia-smi, or use --device cpu"
+    )
+
+
+def test_report_of_no_run(tmp_path):
+    assert refused(invoke("report", tmp_path)).startswith(f"error: {tmp_path} is no run directory")
+
+
+def test_a_run_without_interval_times(tmp_path, shapes, no_host_times):
+    out = tmp_path / "run"
+    arguments = ("--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out, "--timer", "host")
+    assert invoke("run", *arguments).exit_code == 0
+    cells = open_run(out).cells().cells
+    assert all(c.us is None and c.reason for c in cells)
+    assert {c.host_us for c in cells if c.arm != "sota"} == {1.5}
+
+
+@pytest.fixture
+def slow_run(tmp_path):
+    """A started run of 3 slow rows, once its first row is finished."""
+    arms = tmp_path / "slow.py"
+    arms.write_text(SLOW)
+    out = tmp_path / "run"
+    child = start("run", "--preset", "smoke", "--device", "cpu", "--arms", arms, "--out", out)
+    until = time.monotonic() + 120
+    while not list(out.glob("rows/*.json")):
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < until, "the first row took two minutes"
+        time.sleep(0.02)
+    yield child, out, arms
+    child.kill()
+    child.communicate()
+
+
+def test_a_killed_run_resumes_and_keeps_finished_rows_to_the_byte(slow_run):
+    child, out, arms = slow_run
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    run = open_run(out)
+    finished = run.finished()
+    assert 1 <= len(finished) < 3
+    before = {
+        key: [(run.rows_path / f"{key}{s}").read_bytes() for s in (".json", ".parquet")] for key in finished
+    }
+    stamps = {key: (run.rows_path / f"{key}.parquet").stat().st_mtime_ns for key in finished}
+
+    resumed = start("run", "--resume", out, "--arms", arms)
+    stdout, stderr = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, stderr
+    assert stdout.splitlines()[-1] == str(out / "report.md")
+    after = {
+        key: [(run.rows_path / f"{key}{s}").read_bytes() for s in (".json", ".parquet")] for key in finished
+    }
+    assert after == before
+    assert {key: (run.rows_path / f"{key}.parquet").stat().st_mtime_ns for key in finished} == stamps
+    manifest = run.manifest()
+    assert run.finished() == set(manifest.rows) and manifest.finished
+    assert run.cells().missing == ()
+    assert not list(out.rglob("*.tmp"))
+    slow = [c for c in run.cells().cells if c.arm == "slow"]
+    assert len(slow) == 3 and all(c.us and c.us > 50_000 and c.host_us for c in slow)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_writes_its_report_and_exits_2(slow_run, number):
+    child, out, _ = slow_run
+    child.send_signal(number)
+    stdout, stderr = child.communicate(timeout=120)
+    assert child.returncode == 2, stderr
+    assert "Traceback" not in stderr
+    assert "not measured: interrupted; finished rows are kept: go on with --resume" in stderr
+    assert stdout.splitlines()[-1] == str(out / "report.md")
+    run = open_run(out)
+    assert run.cells().missing and run.finished() and run.manifest().finished is None
+
+
+def test_compile_without_a_gpu(tmp_path, monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC bindings")
+    from cake.program import registry
+
+    first = registry.programs()[0]
+    monkeypatch.setattr(registry, "programs", lambda: [first])
+    result = invoke("compile", "--arch", "sm_90a", "--arch", "sm_80", "--out", tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert [(m["arch"], m["status"]) for m in made] == [("sm_90a", "ok"), ("sm_80", "ok")]
+    assert (tmp_path / "sm_90a" / f"{first.name}.cubin").stat().st_size > 0
+
+
+def test_compile_for_an_unknown_architecture(monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC bindings")
+    from cake.program import registry
+
+    first = registry.programs()[0]
+    monkeypatch.setattr(registry, "programs", lambda: [first])
+    assert invoke("compile", "--arch", "sm_999").exit_code == 2

@@ -1,0 +1,447 @@
+"""One row's work (bench.conduct) with scripted timers and clocks, and whole runs (bench.run) on the CPU."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from bench_builders import ROW, library
+from rich.console import Console
+
+from bench import conduct as conducting
+from bench.accuracy import references
+from bench.arms import Arm, Prepared, cake_arms, library_arms
+from bench.conduct import Bench, ContextLost, Work, measure_row
+from bench.model import Cells, ClockReading, Picks, TimerFacts
+from bench.presets import preset_for
+from bench.run import conduct
+from bench.session import Options, RunRefused
+from bench.store import StoreError, open_run
+from bench.suites import Row, router_tensors
+from bench.timers import StepTime
+
+SMOKE = preset_for("smoke", "cpu")
+
+
+class FakeTimer:
+    """Runs every step and says it took 1, 2, 3, ... us; ``void`` steps have no time."""
+
+    name = "events"
+
+    def __init__(self, kernels=(), void=lambda count: ""):
+        self.kernels, self.void, self.count, self.expected = kernels, void, 0, []
+
+    def facts(self):
+        return TimerFacts(name="events")
+
+    def visit(self, launch, *, cold, untimed, steps, expected=None):
+        self.expected.append(expected)
+        times = []
+        for _ in range(untimed + steps):
+            cold()
+            launch()
+            self.count += 1
+            void = self.void(self.count)
+            times.append(StepTime(None if void else float(self.count), void, self.kernels))
+        return times[untimed:]
+
+    def close(self):
+        pass
+
+
+class FakeClocks:
+    """Gives throttle reasons by the number of the reading."""
+
+    def __init__(self, reasons=lambda count: ()):
+        self.reasons, self.count = reasons, 0
+
+    def read(self, group):
+        self.count += 1
+        return ClockReading(
+            group=group, sm_mhz=1980, mem_mhz=1, power_w=1, temp_c=1, reasons=self.reasons(self.count)
+        )
+
+
+def bench(timer=None, clocks=None, **fields):
+    return Bench(
+        **{
+            "device": torch.device("cpu"),
+            "capability": (9, 0),
+            "timer": timer or FakeTimer(),
+            "cold": lambda: None,
+            "clocks": clocks or FakeClocks(),
+            "slowed": lambda r: "hw_thermal" in r.reasons,
+            "capped": lambda r: "sw_power_cap" in r.reasons,
+            "preset": SMOKE,
+        }
+        | fields
+    )
+
+
+def right(calls=None):
+    def prepare(row, t):
+        def run():
+            if calls is not None:
+                calls.append(1)
+            for kind in row.gemms:
+                gemm = t.gemm(kind)
+                torch.mm(gemm.a, gemm.b, out=gemm.out)
+
+        return run
+
+    return prepare
+
+
+def wrong(row, t):
+    def run():
+        right()(row, t)()
+        t.dW[0, 0] += 1
+
+    return run
+
+
+def raising(at):
+    """An arm that raises at its ``at``-th run, 0 for in prepare."""
+
+    def prepare(row, t):
+        if at == 0:
+            raise RuntimeError("cannot be prepared")
+        run, count = right()(row, t), []
+
+        def counted():
+            count.append(1)
+            if len(count) >= at:
+                raise RuntimeError(f"broke at run {at}")
+            run()
+
+        return counted
+
+    return prepare
+
+
+def measured(*arms, row=ROW, **fields):
+    t = router_tensors(row, "cpu")
+    facts, samples = measure_row(bench(**fields), row, t, references(t), arms)
+    return {a.arm: a for a in facts.arms}, samples, facts
+
+
+def test_samples_positions_and_accuracy():
+    arms, samples, facts = measured(Arm("a", right()), Arm("b", right()))
+    assert {a.status for a in arms.values()} == {"ok"}
+    # 3 groups are rounded up to two rotations of two arms.
+    assert facts.positions == {"a": (2, 2), "b": (2, 2)}
+    assert len(samples) == 2 * 4 * SMOKE.steps
+    assert set(samples.columns) == {"arm", "group", "position", "step", "us", "void"}
+    assert samples.us.notna().all() and not samples.void.any()
+    assert arms["a"].accuracy_before == arms["a"].accuracy_after
+    assert facts.repeated_groups == 0 and len(facts.clocks) == 8
+    assert facts.seed == ROW.seed
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 4, 7])
+def test_an_arm_that_raises_is_an_error_and_the_rest_goes_on(at):
+    arms, samples, _ = measured(Arm("bad", raising(at)), Arm("good", right()))
+    assert arms["bad"].status == "error"
+    words = "cannot be prepared" if at == 0 else f"broke at run {at}"
+    assert arms["bad"].reason == f"RuntimeError: {words}"
+    assert arms["good"].status == "ok"
+    assert (samples.arm == "good").sum() in (3 * SMOKE.steps, 4 * SMOKE.steps)
+
+
+def test_unsupported_keeps_its_reason():
+    from baselines.gemm import Unsupported
+
+    def prepare(row, t):
+        raise Unsupported("N=12 is not a multiple of 8")
+
+    arms, _, _ = measured(Arm("no", prepare))
+    assert (arms["no"].status, arms["no"].reason) == ("unsupported", "N=12 is not a multiple of 8")
+
+
+def test_an_inaccurate_arm_gets_no_time():
+    arms, samples, _ = measured(Arm("bad", wrong), Arm("good", right()))
+    assert arms["bad"].status == "inaccurate"
+    assert arms["bad"].reason.startswith("relative Frobenius error")
+    assert arms["bad"].accuracy_before.rel_fro > 1e-3 and arms["bad"].accuracy_after is None
+    assert set(samples.arm) == {"good"}
+
+
+def test_an_arm_that_writes_nothing_is_inaccurate():
+    arms, _, _ = measured(Arm("good", right()), Arm("idle", lambda row, t: lambda: None))
+    assert arms["idle"].status == "inaccurate"
+    assert arms["idle"].reason == "the output has elements that are not finite"
+
+
+def test_an_arm_that_goes_wrong_while_it_is_timed_is_inaccurate():
+    def prepare(row, t):
+        good, bad, count = right()(row, t), wrong(row, t), []
+
+        def run():
+            count.append(1)
+            (good if len(count) < 5 else bad)()
+
+        return run
+
+    arms, samples, _ = measured(Arm("late", prepare))
+    assert arms["late"].status == "inaccurate" and arms["late"].reason.startswith("after timing: ")
+    assert len(samples) > 0
+
+
+def test_a_hot_group_is_repeated_and_then_stands():
+    clocks = FakeClocks(lambda count: ("hw_thermal",) if count <= 2 else ())
+    arms, samples, facts = measured(Arm("a", right()), clocks=clocks)
+    assert facts.repeated_groups == 1 and arms["a"].flags == ()
+    assert len(samples) == SMOKE.groups * SMOKE.steps and len(facts.clocks) == 2 * SMOKE.groups
+
+
+def test_heat_that_stays_is_flagged_and_keeps_its_time():
+    arms, samples, facts = measured(Arm("a", right()), clocks=FakeClocks(lambda count: ("hw_thermal",)))
+    assert facts.repeated_groups == conducting.REPEATS * SMOKE.groups
+    assert arms["a"].flags == ("thermal",) and arms["a"].status == "ok" and samples.us.notna().all()
+
+
+def test_the_power_cap_is_a_label_without_repeats():
+    arms, _, facts = measured(Arm("a", right()), clocks=FakeClocks(lambda count: ("sw_power_cap",)))
+    assert facts.repeated_groups == 0 and arms["a"].flags == ("power-cap",)
+
+
+def test_voided_steps_are_counted():
+    arms, samples, _ = measured(Arm("a", right()), timer=FakeTimer(void=lambda n: "no records" * (n % 2)))
+    assert arms["a"].status == "ok" and arms["a"].voided == samples.us.isna().sum() > 0
+    arms, _, _ = measured(Arm("a", right()), timer=FakeTimer(void=lambda n: "no records"))
+    assert arms["a"].status == "error"
+    assert arms["a"].reason == "none of 6 steps has a time; 6 because: no records"
+
+
+def test_kernels_seen_first_are_expected_of_every_step():
+    timer = FakeTimer(kernels=("gemm", "reduce"))
+    row = Row("router", "fwd", "eager", ROW.shape)
+    arms, _, _ = measured(*library_arms([library("one")], Picks()), row=row, timer=timer)
+    assert arms["one"].kernels == ("gemm", "reduce") == arms["one"].calls[0].kernels
+    assert timer.expected[0] is None and set(timer.expected[1:]) == {("gemm", "reduce")}
+    assert "sequence" not in arms
+
+
+def test_a_run_of_host_times_alone_has_no_samples():
+    t = router_tensors(ROW, "cpu")
+    facts, samples = measure_row(replace(bench(), timer=None), ROW, t, references(t), [Arm("a", right())])
+    assert facts.arms[0].status == "ok" and samples.empty and facts.positions == {}
+
+
+def test_bf16x9_where_nothing_emulates_is_no_second_rival():
+    libraries = [library("one"), library("emu", native="one")]
+    count = []
+    libraries.append(library("emu2", native="one", on_run=count.append))
+    arms, samples, _ = measured(*library_arms(libraries, Picks()), timer=FakeTimer(kernels=("sgemm",)))
+    assert arms["emu"].status == "fell-back" and "9.0 does not emulate BF16x9" in arms["emu"].reason
+    assert arms["one"].status == "ok" and "emu" not in set(samples.arm)
+    # Once for accuracy and four steps for its kernels: a call is two GEMMs; nothing of it is timed.
+    assert len(count) == 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("kernels", "bits", "status"),
+    [(("emulated",), "x", "ok"), (("sgemm",), "x", "fell-back"), (("emulated",), "n", "fell-back")],
+)
+def test_bf16x9_where_it_emulates(kernels, bits, status):
+    native = Work(Arm("one", right()), kernels=("sgemm",), bits="n")
+    emulated = Work(Arm("emu", right(), "library", "one"), kernels=kernels, bits=bits)
+    conducting._judge_emulated(bench(capability=(10, 0)), [native, emulated])
+    assert emulated.status == status
+
+
+def test_cake_bits_before_and_after():
+    arms, _, _ = measured(*cake_arms(), Arm("mine", right()))
+    assert arms["cake_det"].bits == arms["cake_det"].bits_after and len(arms["cake_det"].bits) == 64
+    assert arms["mine"].bits is None and arms["mine"].bits_after is None
+    assert arms["control"].bits is not None
+
+
+def test_a_lost_context_ends_the_run(monkeypatch):
+    def gone(bench):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(conducting, "_synchronize", gone)
+    with pytest.raises(
+        ContextLost, match=f"arm bad on {ROW.key} broke the CUDA context .* finished rows are"
+    ):
+        measured(Arm("bad", raising(1)))
+
+
+# --- whole runs on the CPU ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path):
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text("shapes = [{T = 8, H = 64, N = 16}, {T = 3, H = 128, N = 8}]")
+    return Options(preset="smoke", device="cpu", out=tmp_path / "run", shapes_file=shapes, ops=("fwd", "bwd"))
+
+
+def make(options):
+    text = io.StringIO()
+    return conduct(options, Console(file=text, width=200)), text.getvalue()
+
+
+@pytest.fixture
+def no_host_times(monkeypatch):
+    """Host times start a process, which takes seconds; here they are made up."""
+    monkeypatch.setattr(
+        "bench.host.host_times", lambda rows, arms, *a, **k: {(r.key, n): 1.5 for r in rows for n in arms}
+    )
+
+
+def test_a_whole_run(small, no_host_times):
+    outcome, text = make(small)
+    assert outcome.exit_code == 0 and outcome.problems == ()
+    run = open_run(small.out)
+    manifest = run.manifest()
+    assert len(manifest.rows) == 4 and run.finished() == set(manifest.rows)
+    assert manifest.finished and manifest.flags == ("warm",) and manifest.timer.name == "cpu"
+    assert "note: 90 of the 90 rows of the full suite are left out" in text
+    assert run.cells() == outcome.cells and outcome.cells.missing == ()
+    names = {c.arm for c in outcome.cells.cells}
+    assert names == {"cake", "control", "cake_det", "torch_fp32", "numpy_fp32", "sequence", "sota"}
+    assert all(c.us for c in outcome.cells.cells)
+    assert all(c.host_us == 1.5 for c in outcome.cells.cells)
+    assert all(c.bits_equal for c in outcome.cells.cells if c.arm == "cake_det")
+    picks = Picks.model_validate(run.read_json("picks.json"))
+    assert [(s.kind, s.T) for s in picks.searches] == [
+        (k, t) for t in (8, 3) for k in ("fwd", "dgrad", "wgrad")
+    ]
+    assert {c.library for s in picks.searches for c in s.candidates} == {"torch_fp32", "numpy_fp32"}
+    assert "torch" in manifest.libraries["torch_fp32"]
+
+
+def test_a_ctrl_c_keeps_finished_rows_and_resume_does_the_rest(small, no_host_times, monkeypatch):
+    from bench import run as running
+
+    real, count = running.measure_row, []
+
+    def interrupted(*args, **kwargs):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(running, "measure_row", interrupted)
+    outcome, _ = make(small)
+    assert outcome.exit_code == 2 and len(outcome.cells.missing) == 2
+    assert outcome.problems == ("interrupted; finished rows are kept: go on with --resume",)
+    run = open_run(small.out)
+    assert run.manifest().finished is None
+    before = {p.name: p.read_bytes() for p in run.rows_path.iterdir()}
+    assert len(before) == 4
+
+    outcome, _ = make(Options(resume=small.out))
+    assert outcome.exit_code == 0 and run.manifest().finished
+    assert len(count) == 5
+    after = {p.name: p.read_bytes() for p in run.rows_path.iterdir()}
+    assert len(after) == 8 and before.items() <= after.items()
+
+
+def test_resuming_a_finished_run_measures_nothing(small, no_host_times, monkeypatch):
+    make(small)
+    monkeypatch.setattr("bench.run.measure_row", None)
+    outcome, _ = make(Options(resume=small.out))
+    assert outcome.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ops": ("fwd",)}, "rows was"),
+        ({"preset": "quick"}, "preset was smoke, now quick"),
+        ({"arms_file": "mine.py"}, "arms was .*, now .*mine"),
+    ],
+)
+def test_resuming_as_another_run_is_refused(small, no_host_times, tmp_path, fields, message):
+    make(small)
+    (tmp_path / "mine.py").write_text(
+        "from bench.arms import Arm\nARMS = [Arm('mine', lambda r, t: t.X.sum)]"
+    )
+    if "arms_file" in fields:
+        fields = {"arms_file": tmp_path / "mine.py"}
+    with pytest.raises(RunRefused, match=f"cannot resume .*{message}.*; repeat the run's command"):
+        make(replace(Options(resume=small.out), **fields))
+
+
+def test_resume_of_another_schema(small, no_host_times):
+    make(small)
+    path = small.out / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 7}))
+    with pytest.raises(StoreError, match="has schema version 7, this program reads version 1; measure again"):
+        make(Options(resume=small.out))
+
+
+def test_a_user_arm_that_raises_half_way(small, no_host_times, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from bench.arms import Arm\n"
+        "def prepare(row, t):\n"
+        "    if row.op == 'bwd':\n"
+        "        raise OSError('half-way')\n"
+        "    return lambda: t.out.copy_(t.X @ t.W.t())\n"
+        "ARMS = [Arm('mine', prepare)]\n"
+    )
+    outcome, _ = make(replace(small, arms_file=path))
+    mine = [c for c in outcome.cells.cells if c.arm == "mine"]
+    assert [c.status for c in mine] == ["ok", "error", "ok", "error"]
+    assert mine[1].reason == "OSError: half-way" and mine[0].us and mine[1].us is None
+    assert outcome.exit_code == 0  # a user's arm or a rival never decides the exit code
+
+
+def test_an_inaccurate_cake_arm_exits_1(small, no_host_times, monkeypatch):
+    monkeypatch.setattr("bench.session.cake_arms", lambda: [Arm("cake", wrong, "cake")])
+    outcome, _ = make(replace(small, ops=("bwd",)))
+    assert outcome.exit_code == 1
+    assert outcome.inaccurate[0].startswith(
+        "cake bwd eager T=8 H=64 N=16: inaccurate: relative Frobenius error"
+    )
+
+
+def test_a_cake_arm_that_fails_exits_2(small, no_host_times, monkeypatch):
+    monkeypatch.setattr("bench.session.cake_arms", lambda: [Arm("cake", raising(1), "cake")])
+    outcome, _ = make(replace(small, ops=("fwd",)))
+    assert outcome.exit_code == 2
+    assert outcome.unmeasured[0] == "cake fwd eager T=8 H=64 N=16: error: RuntimeError: broke at run 1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"suite": "dense2"}, "suite 'dense2' is unknown; suites are router"),
+        ({"ops": ("up",)}, r"op 'up' is unknown; ops are fwd, dgrad, wgrad, bwd, 2fwd\+bwd"),
+        ({"modes": ("graph",)}, "mode graph needs a GPU: a CPU has no graphs to capture; use --modes eager"),
+        ({"modes": ("lazy",)}, "mode 'lazy' is unknown; modes are eager, graph"),
+        ({"device": "tpu"}, "device is 'tpu'; needs cpu, cuda or cuda:<index>"),
+        ({"preset": "huge"}, "preset 'huge' is unknown"),
+    ],
+)
+def test_refused_options(small, fields, message):
+    with pytest.raises((RunRefused, ValueError), match=message):
+        make(replace(small, **fields))
+
+
+def test_cells_json_is_the_cells_model(small, no_host_times):
+    make(small)
+    Cells.model_validate_json((small.out / "cells.json").read_text())
+
+
+def test_prepared_is_exported_for_arm_files():
+    assert Prepared(lambda: None).calls == ()
+
+
+@pytest.mark.gpu
+def test_a_whole_run_on_the_gpu(tmp_path):
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text("shapes = [{T = 64, H = 1024, N = 256}]")
+    outcome, _ = make(Options(preset="smoke", out=tmp_path / "run", shapes_file=shapes))
+    assert outcome.exit_code == 0
+    cake = [c for c in outcome.cells.cells if c.arm in ("cake", "control", "cake_det")]
+    assert cake and all(c.status == "ok" and c.rel_fro <= 4e-7 for c in cake)
+    assert any(c.mode == "graph" for c in cake)
+    assert all(c.us for c in outcome.cells.cells if c.arm == "sota")

@@ -1,0 +1,625 @@
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import bench.timers.cupti as cupti_module
+import bench.timers.events as events_module
+from bench.capture import capture
+from bench.model import TimerFacts
+from bench.timers import StepTime, TimerUnavailable, check_note, default_timer, make_timer
+from bench.timers.attribution import Activity, attribute, normalise
+from bench.timers.cpu import CpuTimer
+from bench.timers.events import EventsTimer
+from bench.timers.tick import estimate_tick
+
+SPIN = "at::cuda::spin_kernel"
+
+
+class Recorder:
+    """Makes the records of a visit: a stream's time, and the correlation ids of the process."""
+
+    def __init__(self, start: int = 1_700_000_000_000_000_000, correlation: int = 100) -> None:
+        self.now = start
+        self.correlation = correlation
+        self.records: list[Activity] = []
+
+    def launch(
+        self, name: str, ns: int, *, gap: int = 1_000, graph: int = 0, same_call: bool = False
+    ) -> Activity:
+        self.correlation += 0 if same_call else 3
+        self.now += gap
+        record = Activity(name, self.now, self.now + ns, self.correlation, graph)
+        self.now += ns
+        self.records.append(record)
+        return record
+
+    def prepare(self) -> None:
+        self.launch(SPIN, 600)
+        self.launch("bench_l2_write", 35_000)
+        self.launch("bench_l2_read", 36_000)
+        self.now += 50_000
+
+    def eager(self, *kernels: tuple[str, int], gap: int = 2_000) -> None:
+        self.prepare()
+        for name, ns in kernels:
+            self.launch(name, ns, gap=gap)
+
+    def graph(self, *kernels: tuple[str, int], gap: int = 700) -> None:
+        self.prepare()
+        for i, (name, ns) in enumerate(kernels):
+            self.launch(name, ns, gap=gap, graph=9, same_call=i > 0)
+
+    def replace(self, index: int, **changes: int | str) -> None:
+        self.records[index] = self.records[index]._replace(**changes)
+
+
+def times(records: list[Activity], steps: int, expected: tuple[str, ...] | None = None) -> list[float | None]:
+    return [s.us for s in attribute(records, steps, expected).steps]
+
+
+# --- attribution --------------------------------------------------------------------------------------------
+
+
+def test_eager_interval_spans_gaps_between_kernels() -> None:
+    r = Recorder()
+    for _ in range(3):
+        r.eager(("memset", 1_000), ("gemm", 10_000), ("reduce", 2_000), gap=5_000)
+    steps = attribute(r.records, 3).steps
+    assert steps == (StepTime(23.0, "", ("memset", "gemm", "reduce")),) * 3
+
+
+def test_graph_nodes_share_one_correlation_id() -> None:
+    r = Recorder()
+    for _ in range(4):
+        r.graph(("gemm", 10_000), ("reduce", 2_000))
+    found = attribute(r.records, 4)
+    assert [s.us for s in found.steps] == [12.7] * 4
+    assert found.odd == 0
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_delivery_order_does_not_matter(mode: str) -> None:
+    r = Recorder()
+    for i in range(6):
+        getattr(r, mode)(("a", 5_000 + i), ("b", 3_000))
+    expected = times(r.records, 6)
+    assert None not in expected
+    for seed in range(5):
+        shuffled = r.records[:]
+        random.Random(seed).shuffle(shuffled)
+        assert times(shuffled, 6) == expected
+
+
+def test_without_a_flush_marks_alone_delimit() -> None:
+    r = Recorder()
+    for _ in range(2):
+        r.launch(SPIN, 600)
+        r.launch("gemm", 4_000)
+    assert times(r.records, 2) == [4.0, 4.0]
+
+
+def test_warming_kernel_is_no_part_of_the_op() -> None:
+    r = Recorder()
+    r.launch(SPIN, 600)
+    r.launch("bench_l2_warm", 3_000)
+    r.launch("bench_l2_probe", 4_000)
+    assert attribute(r.records, 1).steps == (StepTime(4.0, "", ("bench_l2_probe",)),)
+
+
+def test_records_from_before_the_visit_are_ignored() -> None:
+    r = Recorder()
+    r.launch("earlier", 9_000)
+    r.launch("earlier_node", 9_000, graph=3)
+    r.eager(("gemm", 4_000))
+    assert times(r.records, 1) == [4.0]
+
+
+def test_wrong_ids_of_graph_nodes_are_counted_and_do_not_move_them() -> None:
+    r = Recorder()
+    for _ in range(3):
+        r.graph(("gemm", 10_000), ("reduce", 2_000))
+    first = r.records[3].correlation
+    for i, record in enumerate(r.records):  # as CUPTI before 13.1u1: replays carry an earlier launch's id
+        if record.graph:
+            r.replace(i, correlation=first)
+    found = attribute(r.records, 3)
+    assert [s.us for s in found.steps] == [12.7] * 3
+    assert found.odd == 4
+
+
+def test_eager_records_follow_their_id_not_the_clock() -> None:
+    r = Recorder()
+    r.eager(("a", 4_000))
+    r.eager(("a", 5_000))
+    late = r.records[3]
+    assert late.name == "a"
+    # The first step's kernel reads a stamp inside the second step: it is void, it does not join the second.
+    r.replace(3, start=r.records[-1].start + 100, end=r.records[-1].start + 4_100)
+    steps = attribute(r.records, 2).steps
+    assert steps[0].us is None and "overlaps" in steps[0].void
+    assert steps[1].us == 5.0
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize(
+    ("start", "end", "void"),
+    [
+        ("0", "0", "missing"),
+        ("0", "e", "missing"),
+        ("s", "0", "missing"),
+        ("e", "s", "reversed"),
+        ("s", "s", "zero"),
+    ],
+)
+def test_bad_stamps_void_their_step_alone(mode: str, start: str, end: str, void: str) -> None:
+    r = Recorder()
+    for _ in range(3):
+        getattr(r, mode)(("a", 4_000), ("b", 3_000))
+    a = r.records[8]
+    assert a.name == "a"
+    stamp = {"0": 0, "s": a.start, "e": a.end}
+    r.replace(8, start=stamp[start], end=stamp[end])
+    steps = attribute(r.records, 3).steps
+    assert [s.us is None for s in steps] == [False, True, False]
+    assert void in steps[1].void
+
+
+def test_changed_sequence_is_void_against_the_usual_one() -> None:
+    r = Recorder()
+    r.eager(("init", 1_000), ("gemm", 4_000))
+    for _ in range(3):
+        r.eager(("gemm", 4_000))
+    steps = attribute(r.records, 4).steps
+    assert steps[0].void == "other kernels: init + gemm instead of gemm"
+    assert steps[0].kernels == ("init", "gemm")
+    assert [s.us for s in steps[1:]] == [4.0] * 3
+
+
+def test_changed_sequence_is_void_against_the_expected_one() -> None:
+    r = Recorder()
+    for _ in range(3):
+        r.eager(("other", 4_000))
+    r.eager(("gemm", 4_000))
+    assert times(r.records, 4, ("gemm",)) == [None, None, None, 4.0]
+
+
+def test_branches_of_a_graph_may_swap_but_calls_may_not() -> None:
+    r = Recorder()
+    r.graph(("a", 4_000), ("b", 3_000))
+    r.graph(("b", 3_000), ("a", 4_000))
+    assert times(r.records, 2, ("a", "b")) == [7.7, 7.7]
+    r = Recorder()
+    r.eager(("a", 4_000), ("b", 3_000))
+    r.eager(("b", 3_000), ("a", 4_000))
+    assert times(r.records, 2, ("a", "b")) == [9.0, None]
+
+
+def test_step_without_records_is_void_and_shifts_nothing() -> None:
+    r = Recorder()
+    r.eager(("a", 4_000))
+    r.eager()
+    r.eager(("a", 5_000))
+    steps = attribute(r.records, 3).steps
+    assert [s.us for s in steps] == [4.0, None, 5.0]
+    assert steps[1].void == "no records"
+
+
+def test_lost_marks_void_every_step() -> None:
+    r = Recorder()
+    for _ in range(3):
+        r.eager(("a", 4_000))
+    del r.records[4]
+    steps = attribute(r.records, 3).steps
+    assert {s.us for s in steps} == {None}
+    assert steps[0].void == "records lost: 2 marks for 3 steps"
+
+
+def test_marks_whose_clock_runs_backwards_void_every_step() -> None:
+    r = Recorder()
+    for _ in range(2):
+        r.eager(("a", 4_000))
+    r.replace(4, start=5, end=600)
+    assert times(r.records, 2) == [None, None]
+
+
+def test_no_records_at_all() -> None:
+    assert times([], 2) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ("bench_l2_read", "bench_l2_read"),
+        ("_ZN2at4cuda12_GLOBAL__N_111spin_kernelEl", "at::cuda::spin_kernel"),
+        (
+            "void cublasLt::splitKreduce_kernel<32, 16, int>(int, float*)",
+            "cublasLt::splitKreduce_kernel<32, 16, int>",
+        ),
+        ("_Z3fooILi4EEvPf", "foo<4>"),
+        ("sm80_xmma_gemm_f32f32_tn", "sm80_xmma_gemm_f32f32_tn"),
+        ("void k<(anonymous namespace)::F, (int)3>(float)", "k<F, (int)3>"),
+    ],
+)
+def test_normalised_names(raw: str, name: str) -> None:
+    assert normalise(raw) == name
+
+
+# --- tick ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tick", [1, 8, 32, 64, 1000, 1024])
+def test_tick_is_found_through_rounding(tick: int) -> None:
+    rng = random.Random(tick)
+    durations = [rng.randrange(1, 400) * tick + rng.choice((-1, 0, 0, 1)) for _ in range(400)]
+    assert estimate_tick([d for d in durations if d > 2]) == tick
+
+
+def test_tick_survives_one_odd_duration_in_a_hundred() -> None:
+    rng = random.Random(0)
+    durations = [rng.randrange(20, 400) * 32 for _ in range(300)] + [1_237, 7_777]
+    assert estimate_tick(durations) == 32
+
+
+def test_tick_needs_different_durations() -> None:
+    assert estimate_tick([3200] * 1000 + [3232] * 1000) is None
+    assert estimate_tick([]) is None
+
+
+# --- timers -------------------------------------------------------------------------------------------------
+
+
+def test_cpu_timer_runs_every_step_in_order() -> None:
+    log: list[str] = []
+    timer = make_timer("cpu", "cpu")
+    steps = timer.visit(lambda: log.append("op"), cold=lambda: log.append("cold"), untimed=2, steps=3)
+    assert log == ["cold", "op"] * 5
+    assert len(steps) == 3
+    assert all((s.us is not None) == (s.void == "") and s.kernels == () for s in steps)
+    assert timer.facts().name == "cpu"
+    assert timer.facts().tick_us == pytest.approx(1e-3)
+    timer.close()
+
+
+def test_timers_refuse_what_they_cannot_time() -> None:
+    with pytest.raises(TimerUnavailable, match="cpu times ops on the CPU, got cuda"):
+        CpuTimer("cuda")
+    for name in ("cupti", "events"):
+        with pytest.raises(TimerUnavailable, match=f"timer {name} needs a CUDA device, got cpu"):
+            make_timer(name, "cpu")
+    with pytest.raises(ValueError, match="timer is 'stopwatch'; needs one of cupti, events, cpu"):
+        make_timer("stopwatch", "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("name", ["cupti", "events"])
+def test_gpu_timers_say_that_there_is_no_gpu(name: str) -> None:
+    with pytest.raises(TimerUnavailable, match="needs a GPU"):
+        make_timer(name, "cuda")
+
+
+def test_default_timers() -> None:
+    assert default_timer("cuda:1") == "cupti"
+    assert default_timer("cpu") == "cpu"
+
+
+def test_check_note() -> None:
+    assert check_note(TimerFacts(name="cupti")) is None
+    assert check_note(TimerFacts(name="cupti", check_us=120.0, check_events_us=122.5)) is None
+    note = check_note(TimerFacts(name="cupti", check_us=120.0, check_events_us=140.0))
+    assert note is not None and "120.00 us by cupti, 140.00 us by events" in note
+
+
+# --- CUPTI's session, on a stand-in for the cupti module ----------------------------------------------------
+
+
+class FakeError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class FakeCupti:
+    """Keeps records until a flush; ``held`` ones need a forced flush."""
+
+    cuptiError = FakeError
+    ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=10, KERNEL=3, MEMCPY=1, MEMSET=2)
+    Result = SimpleNamespace(
+        ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED=39,
+        ERROR_INSUFFICIENT_PRIVILEGES=35,
+        ERROR_VIRTUALIZED_DEVICE_NOT_SUPPORTED=40,
+        ERROR_MIG_DEVICE_NOT_SUPPORTED=48,
+        ERROR_HARDWARE_BUSY=26,
+    )
+    SUBSCRIBER_PARAMS_SIZE = 32
+
+    def __init__(self, subscribe_error: int = 0, enable_error: int = 0) -> None:
+        self.subscribe_error, self.enable_error = subscribe_error, enable_error
+        self.calls: list[str] = []
+        self.pending: list[object] = []
+        self.held: list[object] = []
+        self.drop = 0
+
+    def SubscriberParams(self) -> SimpleNamespace:
+        return SimpleNamespace(ptr=1, old_subscriber_name="nsys")
+
+    def subscribe_v2(self, callback: object, userdata: object, params: int) -> int:
+        if self.subscribe_error:
+            raise FakeError(self.subscribe_error)
+        return 7
+
+    def activity_register_callbacks(self, requested: object, completed: object) -> None:
+        self.calls.append("register")
+        self.completed = completed
+        assert requested() == (8 << 20, 0)  # type: ignore[operator]
+
+    def activity_enable(self, kind: int) -> None:
+        if self.enable_error:
+            raise FakeError(self.enable_error)
+        self.calls.append(f"enable {kind}")
+
+    def activity_disable(self, kind: int) -> None: ...
+
+    def activity_flush_all(self, flag: int) -> None:
+        ready, self.pending = self.pending, []
+        if flag == 1:
+            ready, self.held = ready + self.held, []
+        self.completed(ready)  # type: ignore[operator]
+
+    def activity_get_num_dropped_records(self, context: int, stream: int, address: int) -> None:
+        import ctypes
+
+        ctypes.c_size_t.from_address(address).value = self.drop
+
+
+@pytest.fixture
+def no_atexit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupti_module.atexit, "register", lambda f: f)
+
+
+def kernel(name: str, start: int = 5, end: int = 9, kind: int = 10) -> SimpleNamespace:
+    return SimpleNamespace(kind=kind, name=name, start=start, end=end, correlation_id=1, graph_id=0)
+
+
+@pytest.mark.usefixtures("no_atexit")
+def test_session_reads_records_and_counts_dropped_ones() -> None:
+    fake = FakeCupti()
+    session = cupti_module._Session(fake)
+    assert fake.calls == ["register", "enable 10", "enable 1", "enable 2"]
+    fake.pending = [kernel("stale")]
+    session.discard()
+    fake.pending = [
+        kernel("_ZN2at4cuda12_GLOBAL__N_111spin_kernelEl"),
+        kernel("", kind=2),
+        kernel("", kind=1),
+    ]
+    fake.held = [kernel("spin_kernel"), kernel("x", kind=99)]
+    fake.drop = 4
+    names = [a.name for a in session.collect(marks=2)]
+    assert names == ["at::cuda::spin_kernel", "memset", "memcpy", "spin_kernel"]
+    assert session.dropped == 4
+
+
+@pytest.mark.usefixtures("no_atexit")
+def test_a_failure_in_the_callback_surfaces_at_the_collect() -> None:
+    fake = FakeCupti()
+    session = cupti_module._Session(fake)
+    fake.pending = [SimpleNamespace(kind=10)]
+    with pytest.raises(RuntimeError, match="reading CUPTI's records failed: AttributeError"):
+        session.collect(marks=0)
+
+
+def test_another_profiler_is_named() -> None:
+    with pytest.raises(TimerUnavailable, match=r"another profiler is attached to CUPTI \(nsys\)"):
+        cupti_module._Session(FakeCupti(subscribe_error=39))
+
+
+def test_cupti_errors_say_what_to_do() -> None:
+    with pytest.raises(TimerUnavailable, match="may not trace the GPU; run as root"):
+        cupti_module._Session(FakeCupti(enable_error=35))
+
+
+def test_missing_cupti_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupti", None)
+    monkeypatch.setattr(cupti_module, "_the_session", None)
+    with pytest.raises(TimerUnavailable, match=r"pip install 'cupti-python>=13.0,<13.1'"):
+        cupti_module._session()
+
+
+def test_the_real_module_has_what_is_used() -> None:
+    cupti = pytest.importorskip("cupti.cupti")
+    for name in (
+        "activity_register_callbacks",
+        "activity_enable",
+        "activity_disable",
+        "activity_flush_all",
+        "activity_get_num_dropped_records",
+        "subscribe_v2",
+        "SubscriberParams",
+        "SUBSCRIBER_PARAMS_SIZE",
+        "cuptiError",
+    ):
+        assert hasattr(cupti, name), name
+    for record in (cupti.ActivityKernel10, cupti.ActivityMemcpy6, cupti.ActivityMemset4):
+        for field in ("kind", "start", "end", "correlation_id", "graph_id"):
+            assert hasattr(record, field), (record, field)
+    assert cupti_module._explain(cupti, cupti.cuptiError(int(cupti.Result.ERROR_HARDWARE_BUSY))).startswith(
+        "CUPTI cannot"
+    )
+
+
+class FakeGpu:
+    """Stands in for torch.cuda: launches become records of the fake CUPTI, on a clock of 32 ns ticks."""
+
+    def __init__(self, cupti: FakeCupti) -> None:
+        self.cupti = cupti
+        self.recorder = Recorder(start=32 * 10**12)
+
+    def launch(self, name: str, ns: int) -> None:
+        r = self.recorder.launch(name, ns // 32 * 32, gap=1_024)
+        self.cupti.pending.append(
+            SimpleNamespace(
+                kind=10, name=name, start=r.start, end=r.end, correlation_id=r.correlation, graph_id=0
+            )
+        )
+
+    def sleep(self, cycles: int) -> None:
+        self.launch("_ZN2at4cuda12_GLOBAL__N_111spin_kernelEl", 640 + cycles // 2)
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:
+        event = SimpleNamespace(at=0)
+        event.record = lambda: setattr(event, "at", self.recorder.now)
+        event.query = lambda: False
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e6
+        return event
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, no_atexit: None) -> FakeGpu:
+    gpu = FakeGpu(FakeCupti())
+    session = cupti_module._Session(gpu.cupti)
+    monkeypatch.setattr(cupti_module, "_session", lambda: session)
+    for module in (cupti_module, events_module):
+        monkeypatch.setattr(module, "gpu_device", lambda name, device: torch.device("cuda", 0))
+    for name, value in {
+        "device": lambda device: nullcontext(),
+        "synchronize": lambda: None,
+        "_sleep": gpu.sleep,
+        "Event": gpu.Event,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value, raising=False)
+    return gpu
+
+
+def test_a_whole_visit_by_cupti(gpu: FakeGpu) -> None:
+    timer = cupti_module.CuptiTimer("cuda")
+    gpu.sleep(100)  # someone else's delay kernel, before the visit
+
+    def cold() -> None:
+        gpu.launch("bench_l2_write", 32_000)
+        gpu.launch("bench_l2_read", 32_000)
+
+    def op() -> None:
+        gpu.launch("gemm", 9_600)
+        gpu.launch("reduce", 3_200)
+
+    steps = timer.visit(op, cold=cold, untimed=2, steps=3)
+    assert steps == [StepTime((9_600 + 1_024 + 3_200) / 1e3, "", ("gemm", "reduce"))] * 3
+    assert timer.facts() == TimerFacts(name="cupti", tick_us=0.032)
+    facts = timer.cross_check(lambda: gpu.launch("sweep", 96_000))
+    assert (facts.check_us, facts.check_events_us) == (96.0, pytest.approx(97.024))
+    assert check_note(facts) is None
+    timer.close()
+
+
+def test_cupti_without_records_is_unavailable(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
+    with pytest.raises(TimerUnavailable, match="CUPTI is on but delivered no kernel times"):
+        cupti_module.CuptiTimer("cuda")
+
+
+def test_a_whole_visit_by_events(gpu: FakeGpu) -> None:
+    timer = EventsTimer("cuda")
+    steps = timer.visit(lambda: gpu.launch("gemm", 9_600), cold=lambda: None, untimed=1, steps=2)
+    assert [s.us for s in steps] == [pytest.approx(10.624)] * 2
+    assert steps[0].kernels == ()
+    assert timer.facts() == TimerFacts(name="events")
+
+
+def test_events_lengthen_a_delay_that_ends_before_the_launch_does(gpu: FakeGpu) -> None:
+    timer = EventsTimer("cuda")
+    timer._begin.query = lambda: timer._delay < 4 * events_module.DELAY_CYCLES
+    steps = timer.visit(lambda: gpu.launch("gemm", 9_600), cold=lambda: None, untimed=0, steps=4)
+    assert [s.us is None for s in steps] == [True, True, False, False]
+    assert steps[0].void == "the delay kernel ended before the launch did"
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu_cupti() -> cupti_module.CuptiTimer:
+    return cupti_module.CuptiTimer("cuda")
+
+
+def _nothing() -> None: ...
+
+
+def _mm() -> Callable[[], None]:
+    a = torch.randn(1024, 4096, device="cuda")
+    b, out = torch.randn(4096, 256, device="cuda"), torch.empty(1024, 256, device="cuda")
+
+    def run() -> None:
+        torch.mm(a, b, out=out)
+
+    return run
+
+
+def _median(steps: list[StepTime]) -> float:
+    return statistics.median(s.us for s in steps if s.us is not None)
+
+
+@pytest.mark.gpu
+def test_cupti_times_eager_calls(gpu_cupti: cupti_module.CuptiTimer) -> None:
+    steps = gpu_cupti.visit(_mm(), cold=_nothing, untimed=2, steps=10)
+    assert [s.void for s in steps] == [""] * 10
+    assert all(s.us is not None and s.us > 1 for s in steps)
+    assert steps[0].kernels and len({s.kernels for s in steps}) == 1
+
+
+@pytest.mark.gpu
+def test_cupti_times_graph_replays_with_the_same_kernels(gpu_cupti: cupti_module.CuptiTimer) -> None:
+    mm = _mm()
+
+    def twice() -> None:
+        mm()
+        mm()
+
+    eager = gpu_cupti.visit(twice, cold=_nothing, untimed=2, steps=5)
+    graph = gpu_cupti.visit(capture(twice).replay, cold=_nothing, untimed=2, steps=10)
+    assert [s.void for s in graph] == [""] * 10
+    assert {s.kernels for s in graph} == {eager[0].kernels}
+    assert len(eager[0].kernels) % 2 == 0
+
+
+@pytest.mark.gpu
+def test_cupti_sees_fills_and_copies(gpu_cupti: cupti_module.CuptiTimer) -> None:
+    a, b = torch.ones(1 << 20, device="cuda"), torch.empty(1 << 20, device="cuda")
+
+    def copy() -> None:
+        b.copy_(a)
+
+    steps = gpu_cupti.visit(copy, cold=_nothing, untimed=1, steps=3)
+    assert [s.kernels for s in steps] == [("memcpy",)] * 3
+
+
+@pytest.mark.gpu
+def test_cupti_facts(gpu_cupti: cupti_module.CuptiTimer) -> None:
+    facts = gpu_cupti.cross_check()
+    assert facts.dropped_records == 0
+    assert facts.tick_us is not None and 0 < facts.tick_us < 2
+    assert check_note(facts) is None, facts
+
+
+@pytest.mark.gpu
+def test_a_second_timer_shares_the_session(gpu_cupti: cupti_module.CuptiTimer) -> None:
+    again = cupti_module.CuptiTimer("cuda")
+    again.close()
+    assert all(s.us for s in gpu_cupti.visit(_mm(), cold=_nothing, untimed=1, steps=2))
+
+
+@pytest.mark.gpu
+def test_events_time_what_cupti_times(gpu_cupti: cupti_module.CuptiTimer) -> None:
+    mm = _mm()
+    events = EventsTimer("cuda").visit(mm, cold=_nothing, untimed=3, steps=10)
+    cupti = gpu_cupti.visit(mm, cold=_nothing, untimed=3, steps=10)
+    assert [s.void for s in events] == [""] * 10
+    facts = TimerFacts(name="cupti", check_us=_median(cupti), check_events_us=_median(events))
+    assert check_note(facts) is None, facts

@@ -1,0 +1,145 @@
+"""What only a GPU can show: bits across processes and streams, capture, agreement with the CPU executor."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import cake
+from cake.launch import router as launch
+from cake.plan import DeviceSpec, UnsupportedDevice
+from tests.cake.products import KINDS, call, error, inputs, reference
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(64, 256, 6144), (1024, 256, 4096), (33, 8, 1000)]
+
+
+def digest(kind: str, shape: tuple[int, int, int]) -> str:
+    result = call(kind, inputs(*shape, "cuda:0"))
+    return hashlib.sha256(result.cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gpu_against_cpu_executor(kind, shape):
+    on_gpu = inputs(*shape, "cuda:0")
+    on_cpu = {name: t.cpu() for name, t in on_gpu.items()}
+    result = call(kind, on_gpu)
+    assert error(result, call(kind, on_cpu).double()) <= 4e-7
+    assert error(result, reference(kind, on_gpu)) <= 4e-7
+
+
+def test_bits_across_processes():
+    code = (
+        "from tests.cake.test_router_gpu import KINDS, SHAPES, digest\n"
+        "print(*(digest(k, s) for k in KINDS for s in SHAPES))"
+    )
+    command = [sys.executable, "-c", code]
+    runs = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert runs == {" ".join(digest(k, s) for k in KINDS for s in SHAPES) + "\n"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_across_streams(kind):
+    """Two streams at once, each with its own workspace: the same bits, many times over."""
+    tensors = inputs(64, 256, 6144, "cuda:0")
+    expected = call(kind, tensors)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(call(kind, tensors, out=torch.full_like(expected, float("nan"))))
+    torch.cuda.synchronize()
+    assert all(torch.equal(r, expected) for r in results)
+
+
+@pytest.mark.parametrize("op", ["fwd", "dgrad", "wgrad", "bwd", "2fwd+bwd"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_prepared_launches_are_capturable_from_the_first_call(op, deterministic):
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    needed = {n: tensors[n] for n in {"fwd": "XW", "dgrad": "GW", "wgrad": "GX"}.get(op, "XWG")}
+    prepared = cake.prepare_router(op, **needed, deterministic=deterministic)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        prepared()
+        allocated = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    assert allocated == 0
+    for _ in range(3):
+        for out in prepared.outputs.values():
+            out.fill_(float("nan"))
+        graph.replay()
+        for name, out in prepared.outputs.items():
+            kind = {"out": "fwd", "dX": "dgrad", "dW": "wgrad"}[name]
+            assert error(out, reference(kind, tensors)) <= 4e-7
+
+
+def test_eager_calls_are_capturable_once_warm():
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    expected = call("fwd", tensors)
+    out = torch.empty_like(expected)
+    call("fwd", tensors, out=out)
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=side):
+        call("fwd", tensors, out=out)
+    cake.clear_caches()
+    for _ in range(3):
+        out.fill_(float("nan"))
+        call("fwd", inputs(64, 256, 4096, "cuda:0", seed=3))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+def test_repeat_calls_allocate_nothing():
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    out = call("fwd", tensors)
+    call("fwd", tensors, out=out)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(5):
+        call("fwd", tensors, out=out)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_programmatic_dependent_launch_back_to_back():
+    """Each call reads what the last one wrote."""
+    tensors = inputs(64, 256, 256, "cuda:0")
+    x, w = tensors["X"], tensors["W"] * 0.06
+    expected = x
+    for _ in range(20):
+        expected = cake.router_forward(expected, w)
+    result = x
+    for _ in range(20):
+        result = cake.router_forward(result, w, pdl=True)
+    assert torch.equal(result, expected)
+
+
+def test_unsupported_gpu(monkeypatch):
+    monkeypatch.setattr("cake.launch.entry.device_spec", lambda index: DeviceSpec("sm_75", 40))
+    cake.clear_caches()
+    with pytest.raises(
+        UnsupportedDevice, match="sm_75 has no program: supported are GPUs of compute capability 8.0"
+    ):
+        call("fwd", inputs(8, 8, 8, "cuda:0"))
+
+
+def test_device_spec_of_this_gpu():
+    spec = launch.device_spec(0)
+    assert spec.sms == torch.cuda.get_device_properties(0).multi_processor_count
+    assert spec.family == "sm80"
+
+
+def test_a_failed_call_leaves_the_context_usable():
+    tensors = inputs(64, 256, 512, "cuda:0")
+    expected = call("fwd", tensors)
+    with pytest.raises(ValueError):
+        cake.router_forward(tensors["X"], tensors["W"][:12])
+    assert torch.equal(call("fwd", tensors), expected)

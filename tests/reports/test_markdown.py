@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.store import open_run
+from reports import markdown, write_report
+from reports.rows import group, load
+
+GOLDEN = Path(__file__).with_name("golden_small.md")
+
+
+def render(run_dir, **kwargs):
+    return markdown.documents(load(run_dir), [], **kwargs)
+
+
+def test_whole_report_of_a_small_run(small_dir):
+    assert render(small_dir)[markdown.REPORT] == GOLDEN.read_text()
+
+
+def test_the_same_directory_gives_the_same_bytes(small_dir):
+    path = write_report(small_dir)
+    first = {p.name: p.read_bytes() for p in [path, *sorted((small_dir / "plots").iterdir())]}
+    assert path == small_dir / "report.md"
+    assert write_report(small_dir).read_bytes() == first["report.md"]
+    assert {p.name: p.read_bytes() for p in [path, *sorted((small_dir / "plots").iterdir())]} == first
+    assert str(small_dir) not in path.read_text()
+
+
+def test_links_point_at_files_that_exist(h200_dir):
+    text = write_report(h200_dir).read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links == ["plots/ratio.png", "plots/times.png"]
+    for link in links:
+        assert 0 < (h200_dir / link).stat().st_size < 200_000
+
+
+def test_headline_counts_every_row_and_names_the_slower(h200_dir):
+    text = render(h200_dir)[markdown.REPORT]
+    headline = text.splitlines()[2]
+    assert re.fullmatch(
+        r"\*\*`cake` against the best library call: faster in 84 of 90 rows, same in 3, slower in 3, "
+        r"not measured in 0; geomean \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]; control 0\.\d{3}-1\.\d{3}\.\*\*",
+        headline,
+    )
+    top = text[: text.index("## Summary")]
+    assert re.search(r"- `cake`, wgrad eager: T=64 H=4096 0\.9\d\d; T=64 H=5120 0\.9\d\d; T=64 H=6144", top)
+    assert "- `cake_det`, wgrad graph: T=64 H=4096" in top
+    assert "`cake_det` is what a call does by default" in top
+    assert "Note:" not in top
+
+
+def test_slower_rows_of_the_default_are_not_listed_twice(cpu_dir):
+    top = render(cpu_dir)[markdown.REPORT].partition("## Summary")[0]
+    assert re.search(r"- `cake_det`, the same 20 rows: 0\.3\d\d-0\.3\d\d\n", top)
+
+
+def test_doubts_stand_beside_the_headline(broken_dir, cpu_dir):
+    broken = render(broken_dir)[markdown.REPORT].partition("## Summary")[0]
+    assert "**Note:** Timed by `events`, not by CUPTI" in broken
+    assert "**Note:** Caches are warm; cold L2 is not proven: memory-bound probe 5.00 us cold" in broken
+    assert "**Note:** The run did not finish" in broken
+    assert "not measured in 9" in broken
+    assert "over 11 rows" in broken
+    assert "- 2fwd+bwd graph: T=256 H=4096 (not run)" in broken
+    cpu = render(cpu_dir)[markdown.REPORT].partition("## Summary")[0]
+    assert "**Note:** Measured on a CPU by its clock" in cpu
+    assert "**Note:** The working tree had uncommitted changes." in cpu
+
+
+def test_a_report_over_the_limit_moves_its_full_tables(h200_dir):
+    whole = render(h200_dir)
+    assert list(whole) == ["report.md"]
+    assert len(whole["report.md"]) <= markdown.LIMIT
+    limit = len(whole["report.md"]) - 1
+    parts = render(h200_dir, limit=limit)
+    assert list(parts) == ["report.md", "report-tables.md"]
+    assert len(parts["report.md"]) <= limit
+    assert "[report-tables.md](report-tables.md)" in parts["report.md"]
+    assert f"{len(whole['report.md']):,} characters" in parts["report.md"]
+    assert "<details>" not in parts["report.md"]
+    for block in re.findall(r"<details>.*?</details>", whole["report.md"], re.DOTALL):
+        assert block in parts["report-tables.md"]
+
+
+def test_a_table_file_that_is_no_longer_needed_goes(small_dir):
+    stale = small_dir / markdown.TABLES
+    stale.write_text("of an earlier report")
+    write_report(small_dir)
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("name", ["h200_dir", "cpu_dir", "broken_dir", "small_dir"])
+def test_tables_have_equal_columns_and_sections_are_complete(request, name):
+    text = render(request.getfixturevalue(name))[markdown.REPORT]
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(counts) == 1, block
+    for section in ("Summary", "Findings", "Plots", "Full tables", "Definitions", "Set-up"):
+        assert f"\n## {section}\n" in text
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_reasons_open_no_html_tag(small_dir):
+    run = open_run(small_dir)
+    cells = run.cells()
+    broken = [
+        c.model_copy(
+            update={"status": "error", "us": None, "ratio": None, "reason": "<built-in function> | x"}
+        )
+        if c.arm == "torch_fp32"
+        else c
+        for c in cells.cells
+    ]
+    text = markdown.documents(
+        group(run.manifest(), cells.model_copy(update={"cells": tuple(broken)}), ()), []
+    )
+    assert "&lt;built-in function>" in text["report.md"]
+    assert "<built-in" not in text["report.md"]
+
+
+def test_definitions_follow_the_manifest(small_dir, cpu_dir):
+    small, cpu = (render(d)[markdown.REPORT].partition("## Definitions")[2] for d in (small_dir, cpu_dir))
+    assert "T 64/256 x H 4096, N 256" in small
+    assert "3 groups" in small and "for 2 untimed and 2 timed steps" in small
+    assert "CUPTI activity records" in small and "99 % interval" in small
+    assert "wall time of the op by the monotonic clock" in cpu
+    assert "T 64 x H 5120/6144, N 256" in cpu
+    assert "`graph`" not in cpu
+    for word in (
+        "row",
+        "shapes",
+        "ops",
+        "modes",
+        "latency",
+        "runs",
+        "SOTA",
+        "ratio",
+        "control",
+        "interval",
+        "verdict",
+    ):
+        assert f"- **{word}**: " in small
