@@ -51,6 +51,11 @@ class _Cublas:
             value = getattr(layout, what)
             if value > INT_MAX:
                 raise Unsupported(f"{what}={value} of cublasSgemm; needs at most {INT_MAX}")
+        if self.runtime.capturing():
+            # A new handle allocates, and its workspace would lie in the graph's memory.
+            raise RuntimeError(
+                f"{self.name}: ask for candidates before the capture begins, then capture run()"
+            )
         handle = self._handle(gemm.out.device.index or 0)
         op = handle.bindings.Operation
         first, second = (gemm.b, gemm.a) if layout.swapped else (gemm.a, gemm.b)

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import cake
 from baselines.gemm import Call, Launch, Library, Unsupported
-from bench.model import Picks
+from bench.model import Candidate, Picks
 from bench.search import fastest, searched
 from bench.suites import Row, Tensors
 
@@ -171,17 +171,14 @@ def _eager_cake(op: str, t: Tensors, det: bool) -> Callable[[], None]:
 
 
 def _library_arm(library: Library, picks: Picks, which: Literal["", "_first", "_best"]) -> Arm:
-    def index_of(row: Row, kind: str) -> int:
-        if which != "_best":
-            return 0
-        search = searched(picks, row.shape, kind)
-        best = fastest(search, [library.name]) if search else None
+    def picked(row: Row, kind: str) -> Candidate | None:
+        search = searched(picks, row.shape, kind) if which == "_best" else None
         # No candidate was right: the first one then shows what is wrong, through the same gate as every arm.
-        return best.index if best else 0
+        return fastest(search, [library.name]) if search else None
 
     def prepare(row: Row, tensors: Tensors) -> Prepared:
         launches = {
-            kind: _candidate(library, tensors, kind, index_of(row, kind)) for kind in dict.fromkeys(row.gemms)
+            kind: _candidate(library, tensors, kind, picked(row, kind)) for kind in dict.fromkeys(row.gemms)
         }
         return _in_order(row, launches)
 
@@ -199,19 +196,26 @@ def _sequence_arm(libraries: Sequence[Library], picks: Picks) -> Arm:
             best = fastest(search, native) if search else None
             if best is None:
                 raise Unsupported(f"no library has a verified call for {kind} of {row.shape}")
-            launches[kind] = _candidate(native[best.library], tensors, kind, best.index)
+            launches[kind] = _candidate(native[best.library], tensors, kind, best)
         return _in_order(row, launches)
 
     return Arm(SEQUENCE, prepare, "library")
 
 
-def _candidate(library: Library, tensors: Tensors, kind: str, index: int) -> Launch:
+def _candidate(library: Library, tensors: Tensors, kind: str, picked: Candidate | None) -> Launch:
+    """The launch that the search picked, or the library's first one. A search may be older than this process:
+    the call must still be the one that was verified.
+    """
     launches = library.candidates(tensors.gemm(kind))
-    if index >= len(launches):
-        raise Unsupported(
-            f"{library.name} now offers {len(launches)} algorithms, the search had picked number {index}"
-        )
-    return launches[index]
+    if picked is None:
+        return launches[0]
+    for launch in launches[picked.index : picked.index + 1]:
+        if (launch.call.function, launch.call.algorithm) == (picked.function, picked.algorithm):
+            return launch
+    raise Unsupported(
+        f"{library.name} no longer offers what the search picked for {kind}: number {picked.index} of its "
+        f"{len(launches)} algorithms is not {picked.algorithm or picked.function}; start a new run"
+    )
 
 
 def _in_order(row: Row, launches: dict[str, Launch]) -> Prepared:

@@ -10,6 +10,8 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -66,6 +68,9 @@ def run(
     console = Console(stderr=True)
     if out is not None and resume is not None:
         _refuse(console, "--out and --resume exclude each other: a resumed run stays where it is")
+    for option, given in (("--ops", ops), ("--modes", modes)):
+        if given is not None and not _split(given):
+            _refuse(console, f"{option} is {given!r}, which names none; leave it out for the preset's choice")
     options = Options(
         command=shlex.join(["cake-bench", *sys.argv[1:]]),
         suite=suite,
@@ -81,11 +86,8 @@ def run(
     )
     handler = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        outcome = conduct(options, console)
-    except KeyboardInterrupt:
-        _refuse(console, "interrupted before the first row")
-    except _MENDABLE as e:
-        _refuse(console, str(e))
+        with _mendable(console, "interrupted before the first row"):
+            outcome = conduct(options, console)
     finally:
         signal.signal(signal.SIGTERM, handler)
     _finish(outcome, console, as_json)
@@ -98,12 +100,10 @@ def report(
 ) -> None:
     """Make cells and report of a run again from its files."""
     console = Console(stderr=True)
-    try:
+    with _mendable(console, f"interrupted; the files of {run_dir} are as they were"):
         directory = open_run(run_dir)
-        cells = write_cells(directory)
-        _finish(Outcome(directory, cells), console, as_json)
-    except _MENDABLE as e:
-        _refuse(console, str(e))
+        outcome = Outcome(directory, write_cells(directory))
+    _finish(outcome, console, as_json)
 
 
 @app.command("compile")
@@ -115,14 +115,26 @@ def compile_programs(
     """Compile every program for architectures, no GPU needed; exit 1 where one spills or lacks tensor-core
     instructions.
 
-    Exit 2 where this NVRTC does not know an architecture.
+    Exit 2 where there are no programs for an architecture, or this NVRTC does not know it.
     """
+    from cake.plan import DeviceSpec, UnsupportedDevice
     from cake.program import aot, registry
     from cake.program.compiler import CompilerUnavailable
 
     console = Console(stderr=True)
+    for name in arch:
+        try:
+            _ = DeviceSpec(name, 1).family
+        except UnsupportedDevice as e:
+            _refuse(console, f"{e}; give an --arch such as sm_80 or sm_90a")
+    told = set[str]()
 
     def tell(done: int, total: int, made: aot.Report) -> None:
+        if made.status == "unsupported":  # all its programs are: one line says it
+            if made.arch not in told:
+                _say(console, f"[{done}/{total}] {made.arch}: unsupported, {made.note}")
+            told.add(made.arch)
+            return
         words = "; ".join(made.problems) or made.note or "fine"
         _say(
             console,
@@ -131,7 +143,7 @@ def compile_programs(
 
     try:
         made = aot.compile_all(arch, lambda _: registry.programs(), tell, out_dir=out)
-    except CompilerUnavailable as e:
+    except (CompilerUnavailable, ValueError) as e:
         _refuse(console, str(e))
     except OSError as e:
         _refuse(console, f"cannot write cubins to {out}: {e.strerror or e}; give another --out")
@@ -150,7 +162,8 @@ def _finish(outcome: Outcome, console: Console, as_json: bool) -> NoReturn:
     import reports
     from reports import terminal
 
-    path = reports.write_report(outcome.run.path)
+    with _mendable(console, f"interrupted; make the report with cake-bench report {outcome.run.path}"):
+        path = reports.write_report(outcome.run.path)
     terminal.print_summary(outcome.run.path, console if as_json else Console())
     for text in outcome.inaccurate:
         _say(console, f"inaccurate: {text}")
@@ -183,6 +196,21 @@ def _split(text: str | None) -> tuple[str, ...] | None:
 def _say(console: Console, text: str) -> None:
     """A line as it is: neither wrapped (paths are copied from it) nor coloured by its words."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def _mendable(console: Console, interrupted: str) -> Iterator[None]:
+    """What a user can mend ends the program with one line and code 2; ``interrupted`` is said at Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _refuse(console, interrupted)
+    except _MENDABLE as e:
+        _refuse(console, str(e))
+    except OSError as e:  # a full disk, a directory that became read-only
+        where = f"{e.filename}: " if e.filename else ""
+        what = f"{where}{e.strerror or e}"
+        _refuse(console, f"{what}; finished rows are kept: mend that and go on with --resume")
 
 
 def _refuse(console: Console, message: str) -> NoReturn:

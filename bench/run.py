@@ -118,7 +118,9 @@ def _libraries(run: RunDir, manifest: Manifest) -> dict[str, str]:
 def _ended(manifest: Manifest, timer: TimerFacts, run: RunDir, seconds: float) -> Manifest:
     """The manifest of a run that ends now; ``finished`` only if all its rows are."""
     dropped = timer.dropped_records + manifest.timer.dropped_records
-    counted = manifest.timer.model_copy(update={"dropped_records": dropped})
+    # Some timers see their tick only while the run goes.
+    tick = manifest.timer.tick_us or timer.tick_us
+    counted = manifest.timer.model_copy(update={"dropped_records": dropped, "tick_us": tick})
     update: dict[str, object] = {"timer": counted, "libraries": _libraries(run, manifest)}
     if manifest.finished is None and set(manifest.rows) <= run.finished():
         update["finished"] = datetime.now(UTC).isoformat(timespec="seconds")

@@ -94,8 +94,11 @@ def search_gemm(
         ]
         timed = sorted((c for c in tried if c.us is not None), key=lambda c: c.us or 0.0)[:CONFIRMED]
         for candidate in timed:
-            again = candidate.us if confirm is measure else confirm(launches[candidate.index].run)
-            tried[candidate.index] = candidate.model_copy(update={"confirmed_us": again})
+            if confirm is measure:
+                update: dict[str, object] = {"confirmed_us": candidate.us}
+            else:
+                update = _confirm(confirm, launches[candidate.index])
+            tried[candidate.index] = candidate.model_copy(update=update)
         found += tried
     return tuple(found)
 
@@ -141,6 +144,14 @@ def fastest(search: GemmSearch, libraries: Iterable[str]) -> Candidate | None:
     fit = [c for c in search.candidates if c.library in names and c.verified and c.us is not None]
     confirmed = [c for c in fit if c.confirmed_us is not None]
     return min(confirmed or fit, key=lambda c: c.confirmed_us or c.us or 0.0, default=None)
+
+
+def _confirm(confirm: Measure, launch: Launch) -> dict[str, object]:
+    """What the run's timer says of a candidate; one that fails now is no longer verified."""
+    try:
+        return {"confirmed_us": confirm(launch.run)}
+    except Exception as e:  # as in _try
+        return {"verified": False, "reason": f"when confirmed: {type(e).__name__}: {e}"}
 
 
 def _try(

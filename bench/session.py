@@ -176,7 +176,7 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         groups=bench.preset.groups,
         steps=bench.preset.steps,
         untimed=bench.preset.untimed,
-        timer=facts,
+        timer=facts.model_copy(update={"dropped_records": 0}),  # counted when the run ends
         l2=session.proof,
         flags=session.flags,
         notes=tuple(_notes(session, facts)),

@@ -42,6 +42,8 @@ class Judgement:
 
 
 JUDGEMENT = Judgement()
+#: Stamps are rounded to the nanosecond: two durations one tick apart may read as up to 2 ns more.
+ROUNDING_US = 0.002
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ def paired_ratio(baseline: Array, cake: Array, key: str, judgement: Judgement = 
     return Ratio(value, min(float(lo), value), max(float(hi), value))
 
 
+def resolved(a_us: float, b_us: float, tick_us: float | None) -> bool:
+    """Whether two times differ by more than one tick of the timer; any difference does if it is not known."""
+    return abs(a_us - b_us) > (tick_us + ROUNDING_US if tick_us else 0.0)
+
+
 def verdict(
     ratio: Ratio, baseline_us: float, cake_us: float, tick_us: float | None, judgement: Judgement = JUDGEMENT
 ) -> Literal["faster", "slower", "same", "unclear"]:
@@ -117,7 +124,7 @@ def verdict(
     if ratio.lo is None or ratio.hi is None:
         return "unclear"
     effect = 1 + judgement.min_effect
-    if abs(baseline_us - cake_us) > (tick_us or 0.0):
+    if resolved(baseline_us, cake_us, tick_us):
         if ratio.lo >= effect:
             return "faster"
         if ratio.hi <= 1 / effect:

@@ -65,9 +65,10 @@ def _fold(leading: torch.Tensor, small: torch.Tensor, per_segment: int) -> torch
     return total
 
 
+@torch.no_grad()
 def run(plan: Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """``out[M, N] = a[M, K] @ b[K, N]`` by the plan. Views as in ``plan.problem``; writes through ``out``
-    only.
+    only. Autograd does not see it, as it does not see a kernel.
     """
     m, k = a.shape
     n = b.shape[1]

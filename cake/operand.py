@@ -24,6 +24,8 @@ DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 ITEMSIZE = {"f32": 4, "bf16": 2}
 ALIGNMENT = 16
+#: Kernels count rows, columns and K in 32 bits (addresses in 64).
+MAX_SIZE = 2**28
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Problem:
 def describe(name: str, t: torch.Tensor) -> str:
     """A tensor in words, for messages."""
     dtype = str(t.dtype).removeprefix("torch.")
-    return f"{name} is {dtype}{list(t.shape)} with strides {t.stride()} on {t.device}"
+    memory = f"with strides {t.stride()}" if t.layout is torch.strided else f"of layout {t.layout}"
+    return f"{name} is {dtype}{list(t.shape)} {memory} on {t.device}"
 
 
 def check_tensor(name: str, t: object, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:
@@ -118,6 +121,8 @@ def view(name: str, t: torch.Tensor) -> View:
     dtype = DTYPES[t.dtype]
     if rows == 0 or cols == 0:
         return View(rows, cols, 0, 1, dtype)
+    if max(rows, cols) > MAX_SIZE:
+        raise ValueError(f"{describe(name, t)}; a side may have at most {MAX_SIZE} elements")
     unit = next((axis for axis in (1, 0) if t.stride(axis) == 1 or t.shape[axis] == 1), None)
     if unit is None:
         raise ValueError(

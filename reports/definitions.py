@@ -48,6 +48,7 @@ _ARMS = {
     "cublaslt_bf16x9_best": "cuBLASLt with BF16x9 emulation requested, the fastest by search",
     SEQUENCE: "each GEMM of an op by the fastest library call for that GEMM alone",
 }
+NO_COMMIT = "not recorded (the code ran outside a git working tree; CAKE_COMMIT tells it there)"
 
 
 def definitions(run: Run) -> list[tuple[str, str]]:
@@ -62,13 +63,15 @@ def definitions(run: Run) -> list[tuple[str, str]]:
         ("shapes", f"T tokens, H features in, N experts out, FP32: {_shapes(run)}"),
         ("ops", "; ".join(_OPS.get(op, f"`{op}`") for op in run.ops)),
         ("modes", "; ".join(modes)),
-        ("latency", _latency(m)),
+        ("latency", _latency(m, run.modes)),
         ("runs", _conduct(run)),
         ("arms", "; ".join(f"`{a}` {_ARMS.get(a, _other_arm(run, a))}" for a in run.arms)),
         (
             "SOTA",
             "per row, the fastest library call whose result passed"
-            + (f", `{SEQUENCE}` included" if SEQUENCE in run.arms else ""),
+            + (f", `{SEQUENCE}` included" if SEQUENCE in run.arms else "")
+            + ". It is chosen by the samples that its ratio is made of: where calls are about equal, noise "
+            "favours SOTA, and its interval does not count the choice",
         ),
         (
             "ratio",
@@ -78,7 +81,8 @@ def definitions(run: Run) -> list[tuple[str, str]]:
         (
             "control",
             "the ratio `control` / `cake`; as a range, its lowest and highest over the rows of one GPU, mode "
-            "and op. It says how large a ratio of equal code can look; the verdict does not depend on it",
+            "and op. It says how large a ratio of equal code can look; the verdict does not depend on it. "
+            "Findings call cake faster above it and SOTA below; times at most a tick apart are within",
         ),
         ("interval", _interval(m)),
         ("verdict", _verdict(m)),
@@ -91,7 +95,8 @@ def definitions(run: Run) -> list[tuple[str, str]]:
             "accuracy",
             "relative Frobenius error against FP64 before and after timing; the budget is "
             f"{fmt.budget(m.budget)} for every GEMM of an op, and fwd must choose the same top-8 experts "
-            "for each token (near ties excepted)",
+            "for each token (experts whose FP64 logits are closer than the budget are a tie: counted, not "
+            "failed)",
         ),
         (
             "host time",
@@ -113,16 +118,16 @@ def setup(run: Run) -> Table:
         ("device" if not on_gpu else "GPU", d.name),
         ("architecture", d.arch),
         ("SMs" if on_gpu else "cores", str(d.sms)),
-        ("memory", f"{d.memory_gb:.0f} GB" if d.memory_gb else "not recorded"),
-        ("last-level cache" if not on_gpu else "L2", f"{d.l2_mb:.0f} MB" if d.l2_mb else "not recorded"),
+        ("memory", f"{d.memory_gb:.0f} GiB" if d.memory_gb else "not recorded"),
+        ("last-level cache" if not on_gpu else "L2", f"{d.l2_mb:.0f} MiB" if d.l2_mb else "not recorded"),
     ]
     if on_gpu:
         limit = "not recorded (no NVML)" if d.power_limit_w is None else f"{d.power_limit_w:.0f} W"
         lines += [("driver", d.driver), ("power limit", limit), ("throttle reasons", _throttle(run))]
     lines += [("node", m.node), ("layout", m.layout)]
-    lines += [(name, version) for name, version in m.versions.items()]
+    lines += [(name, version) for name, version in m.versions.items() if not (on_gpu and name == "driver")]
     lines += [(f"library {name}", text) for name, text in m.libraries.items()]
-    lines += [(f"git {name}", text) for name, text in m.git.items()]
+    lines += [(f"git {name}", text) for name, text in {"commit": NO_COMMIT, **m.git}.items()]
     lines += [
         ("command", f"`{m.command}`"),
         (
@@ -132,7 +137,7 @@ def setup(run: Run) -> Table:
         ("suite, preset", f"{m.suite}, {m.preset}: {len(m.rows)} rows"),
         (
             "per row",
-            f"{m.groups} groups x {m.steps} timed steps an arm, {m.untimed} untimed before each visit",
+            f"{_groups(run)} x {m.steps} timed steps an arm, {m.untimed} untimed before each visit",
         ),
         (
             "workspace",
@@ -177,18 +182,31 @@ def _numbers(values: Sequence[int]) -> str:
     return "/".join(map(str, values))
 
 
-def _latency(m: Manifest) -> str:
+def _latency(m: Manifest, modes: Sequence[str]) -> str:
     text = f"{TIMERS[m.timer.name]}; a cell is the median of all timed steps, in microseconds"
     if m.timer.name in ("cupti", "events"):
-        text += "; before each step the L2 is overwritten and the device is idle"
+        text += "; before each step the L2 is overwritten and read, and the device is idle"
+    if m.timer.name == "cupti" and "eager" in modes:
+        text += (
+            "; tracing slows every launch on the host, so an eager op of several kernels shows wider gaps "
+            "than it has untraced (host time per call is measured untraced)"
+        )
     return text
+
+
+def _groups(run: Run) -> str:
+    """The groups that rows really had: each row's are rounded up to whole rotations of its arms."""
+    had = {sum(counts) for f in run.facts.values() for counts in f.positions.values()}
+    had = had or {run.manifest.groups}
+    return f"{min(had)} groups" if len(had) == 1 else f"{min(had)} to {max(had)} groups"
 
 
 def _conduct(run: Run) -> str:
     m = run.manifest
     return (
-        f"per row {m.groups} groups; in each, every arm is visited once, in rotated order, for {m.untimed} "
-        f"untimed and {m.steps} timed steps; inputs come from the row's seed and are the same for every arm"
+        f"per row {_groups(run)} ({m.groups} asked for, made whole rotations of the row's arms); in each, "
+        f"every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed steps; "
+        "inputs come from the row's seed and are the same for every arm"
     )
 
 
@@ -204,7 +222,10 @@ def _interval(m: Manifest) -> str:
     level = m.judgement.get("level")
     head = f"{100 * level:g} % interval of the ratio" if level is not None else "interval of the ratio"
     times = f", {m.judgement['resamples']:.0f} times" if "resamples" in m.judgement else ""
-    return f"{head}, by resampling groups: both arms of a group are drawn together{times}"
+    return (
+        f"{head}, by resampling groups{times}, both arms of a group together, and dividing the "
+        "medians of group medians; it is widened to hold the ratio shown, which is of all steps"
+    )
 
 
 def _verdict(m: Manifest) -> str:

@@ -33,7 +33,7 @@ class Finding:
 def findings(run: Run) -> list[Finding]:
     """All findings that the run's cells can fill; none is left out in silence."""
     parts: list[tuple[str, Callable[[Run], Iterable[str]]]] = [
-        ("Against the best library call", versus_sota),
+        ("Against the best library call, by the control range", versus_sota),
         ("The fastest library calls", rival_calls),
         ("Margins", margins),
         ("Deterministic", deterministic),
@@ -108,7 +108,7 @@ def previous(run: Run) -> Iterable[str]:
     """The previous version over this one, per mode, with the rows below the control range."""
     for mode in run.modes:
         yield from _beside_control(run, mode, PREVIOUS, "previous / new")
-        below = against_control(run.select(mode=mode), PREVIOUS).below
+        below = against_control(run, run.select(mode=mode), PREVIOUS).below
         for r in below:
             yield f"{mode}: below control: {_row_in_full(r, PREVIOUS)}."
 
@@ -130,9 +130,11 @@ def host_time(run: Run) -> Iterable[str]:
             for arm in [a for a in (PREVIOUS, NEW, DET) if a in run.arms] + run.rivals:
                 values = [host[r.key, arm] for r in rows if (r.key, arm) in host and r.us(arm) is not None]
                 if values:
-                    parts.append((min(values), f"`{arm}` {fmt.host_spread(values)}", run.is_cake(arm)))
+                    # The quickest over all shapes: calls that lack some come last.
+                    rank = (-len(values), geomean(values) or 0.0)
+                    parts.append((rank, f"`{arm}` {fmt.host_spread(values)}", run.is_cake(arm)))
             ours = [text for _, text, cake in parts if cake]
-            theirs = min(((low, text) for low, text, cake in parts if not cake), default=None)
+            theirs = min(((rank, text) for rank, text, cake in parts if not cake), default=None)
             if ours:
                 beside = f"; quickest library call {theirs[1]}" if theirs else ""
                 yield f"{mode} {op}: {', '.join(ours)} us{beside}."
@@ -163,6 +165,19 @@ def accuracy(run: Run) -> Iterable[str]:
     yield from missed
     if worst:
         yield f"Worst relative Frobenius error against FP64: {fmt.listed(worst)}."
+    yield from _ties(run)
+
+
+def _ties(run: Run) -> Iterable[str]:
+    """Tokens whose top-8 sets differ from FP64's by a tie: counted, not failed."""
+    ties: dict[str, int] = {}
+    for arm in (a for f in run.facts.values() for a in f.arms):
+        checks = [c for c in (arm.accuracy_before, arm.accuracy_after) if c and c.top8_equal is not None]
+        if checks and arm.arm != CONTROL:
+            ties[arm.arm] = ties.get(arm.arm, 0) + max(c.top8_ties for c in checks)
+    if ties:
+        found = [f"{n} of `{arm}`" for arm, n in ties.items() if n]
+        yield f"Tokens whose top-8 experts differ from FP64's by a tie: {fmt.listed(found) or 'none'}."
 
 
 def exceptions(run: Run) -> Iterable[str]:
@@ -187,17 +202,24 @@ def exceptions(run: Run) -> Iterable[str]:
             flagged.setdefault(flag, []).append(row)
     for name, rows in flagged.items():
         yield f"Flag `{name}` stands on {_names(rows, len(run.rows))}; a flag does not remove a time."
-    voided = sum(arm.voided for f in run.facts.values() for arm in f.arms)
     repeated = sum(f.repeated_groups for f in run.facts.values())
     if run.facts:
-        yield f"Timed steps voided: {voided}; groups repeated after a hardware slowdown: {repeated}."
+        yield f"Timed steps voided: {_voided(run)}; groups repeated after a hardware slowdown: {repeated}."
+
+
+def _voided(run: Run) -> str:
+    """How many timed steps have no time, and the cell that has most of them."""
+    total = sum(a.size for row in run.samples.values() for a in row.values())
+    cells = [(arm.voided, arm.arm, key) for key, f in run.facts.items() for arm in f.arms]
+    voided, (most, arm, key) = sum(n for n, _, _ in cells), max(cells)
+    return f"{voided} of {total:,}" + (f" (most on `{arm}` in {key}: {most})" if voided else "")
 
 
 def _sides(run: Run, rows: Sequence[Row]) -> str:
     """Counts of rows against the control range, op by op, or in one word where all ops agree."""
     counts, ops = [], [op for op in run.ops if any(r.op == op for r in rows)]
     for op in ops:
-        sides = against_control([r for r in rows if r.op == op])
+        sides = against_control(run, [r for r in rows if r.op == op])
         counts.append(tuple(len(s) for s in (sides.above, sides.within, sides.below, sides.unknown)))
     words = ("cake faster", "within control", "SOTA faster", "not known")
     total = sum(map(sum, counts))
@@ -231,7 +253,7 @@ def _beside_control(run: Run, mode: str, arm: str, title: str) -> Iterable[str]:
     rows = [r for r in run.select(mode=mode) if r.ratio(arm) is not None]
     if not rows:
         return
-    sides = against_control(rows, arm)
+    sides = against_control(run, rows, arm)
     ratios = [r.ratio(arm) or 0.0 for r in rows]
     control = [x for r in rows if (x := r.ratio(CONTROL)) is not None]
     n = len(rows)

@@ -83,10 +83,8 @@ def decimals_for(pairs: Sequence[tuple[float, float]], unit: Unit = US, least: i
 
 
 def decimals_by_row(rows: Sequence[Sequence[tuple[float, float]]], unit: Unit = US) -> list[int]:
-    """Decimals for every row of a table: alike in most rows, and more in the few whose ratios need them."""
-    need = [decimals_for(pairs, unit) for pairs in rows]
-    common = sorted(need)[(3 * len(need)) // 4] if need else 1
-    return [decimals_for(pairs, unit, least=common) for pairs in rows]
+    """Decimals for every row of a table: 2, about a GPU timer's tick, or as many as its ratios need."""
+    return [decimals_for(pairs, unit, least=2) for pairs in rows]
 
 
 def division(a: float, b: float, unit: Unit = US) -> str:

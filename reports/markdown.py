@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reports import definitions, tables
 from reports import format as fmt
@@ -77,6 +78,13 @@ def warnings(run: Run) -> list[str]:
         said.append("The run did not finish; rows without a result are counted as not measured.")
     if m.git.get("dirty", "").lower() in ("true", "yes", "1"):
         said.append("The working tree had uncommitted changes.")
+    if not m.git.get("commit"):
+        said.append(f"The commit that ran is {definitions.NO_COMMIT}.")
+    if m.timer.dropped_records:
+        said.append(
+            f"CUPTI dropped {fmt.counted(m.timer.dropped_records, 'record')}; steps that lack one are void."
+        )
+    said += [f"{note[0].upper()}{note[1:]}." for note in m.notes if "with other versions" in note]
     return said
 
 
@@ -86,18 +94,35 @@ def judged(run: Run) -> list[str]:
 
 
 def slower_lines(run: Run, overs: Sequence[str]) -> list[str]:
-    """Every slower row by name and ratio, one line an arm, op and mode."""
-    lines: list[str] = []
-    before: tuple[Row, ...] = ()
-    for arm in overs:
-        rows = tally(run, run.rows, arm).slower
-        if rows and rows == before:
-            ratios = fmt.spread(x for r in rows if (x := r.ratio(SOTA, arm)) is not None)
-            lines.append(f"`{arm}`, the same {fmt.counted(len(rows), 'row')}: {ratios}")
+    """Every row on which one of the arms is slower, by name with the ratio to each; one line an op and mode.
+
+    :func:`slower_legend` says what the figures are.
+    """
+    by: dict[str, list[str]] = {}
+    for r in run.rows:
+        slower = [(c := r.cells.get((SOTA, arm))) is not None and c.verdict == "slower" for arm in overs]
+        items = by.setdefault(f"{r.op} {r.mode}", [])
+        if any(slower):
+            items.append(f"{r.shape} {' | '.join(map(partial(_slower, r), overs, slower))}")
         else:
-            lines += [f"`{arm}`, {line}" for line in named(rows, arm)]
-        before = rows
-    return lines
+            items.append("")
+    return [
+        f"{where} ({fmt.of(sum(map(bool, items)), len(items))}): {'; '.join(filter(None, items))}"
+        for where, items in by.items()
+        if any(items)
+    ]
+
+
+def slower_legend(overs: Sequence[str]) -> str:
+    """What the figures of :func:`slower_lines` are."""
+    ratios = " | ".join(f"SOTA/{arm}" for arm in overs)
+    return ratios + ", in brackets where that arm is not slower" * (len(overs) > 1)
+
+
+def _slower(row: Row, arm: str, slower: bool) -> str:
+    ratio = row.ratio(SOTA, arm)
+    text = row.why_not(SOTA, arm)[0] if ratio is None else fmt.ratio(ratio)
+    return text if slower else f"({text})"
 
 
 def named(rows: Sequence[Row], over: str = NEW) -> list[str]:
@@ -138,7 +163,7 @@ def _top(run: Run) -> str:
         )
     slower = slower_lines(run, judged(run))
     parts.append(
-        _bullets("Slower rows, with SOTA / the arm named:", slower) if slower else "No row is slower."
+        _bullets(f"Slower rows, as {slower_legend(judged(run))}:", slower) if slower else "No row is slower."
     )
     unmeasured = tally(run, run.rows).unmeasured
     if unmeasured:

@@ -110,7 +110,13 @@ def full(run: Run, mode: str) -> Table:
             line.append(_flags(row))
         lines.append(tuple(line))
     untimed = [a for a in run.arms if a not in timed]
-    return Table(tuple(columns), tuple(lines), notes.lines() + tuple(_nowhere(a, rows) for a in untimed))
+    said = [_nowhere(a, rows) for a in untimed]
+    tick = run.manifest.timer.tick_us
+    if tick and tick >= 0.01 and unit is fmt.US and max(decimals) > 2:
+        said.append(
+            f"the timer's tick is {tick:.3f} us; decimals beyond it only let the times give the printed ratio"
+        )
+    return Table(tuple(columns), tuple(lines), notes.lines() + tuple(said))
 
 
 def rivals(run: Run) -> Table:
@@ -181,18 +187,22 @@ def host(run: Run) -> Table:
 
 
 def accuracy(run: Run) -> Table:
-    """One line a call: rows on which it met the budget, relative Frobenius error per op, top-8 sets, bits."""
+    """One line a call: rows on which it met the budget, relative Frobenius error per op, top-8 sets, bits.
+
+    An emulated call that fell back is the native one: its errors say nothing of the emulation.
+    """
     notes = Notes()
     columns = [Column("call", False), Column("met the budget")] + [Column(f"error, {op}") for op in run.ops]
     columns += [Column("top-8 sets equal"), Column("same bits after timing")]
     lines = []
     for arm in run.calls:
-        checked = [c for r in run.rows if (c := r.cell(arm)) and c.rel_fro is not None]
-        line = [arm, fmt.of(sum(met(c, run.manifest.budget) for c in checked), len(run.rows))]
+        checked = [c for r in run.rows if (c := _checked(r, arm))]
+        none = notes.mark(*_common_reason(run.rows, arm)) if not checked else ""
+        line = [arm, none or fmt.of(sum(met(c, run.manifest.budget) for c in checked), len(run.rows))]
         for op in run.ops:
             rows = run.select(op=op)
-            known = [c.rel_fro for r in rows if (c := r.cell(arm)) and c.rel_fro is not None]
-            lacking = [r for r in rows if (c := r.cell(arm)) is None or c.rel_fro is None]
+            known = [c.rel_fro or 0.0 for r in rows if (c := _checked(r, arm))]
+            lacking = [r for r in rows if _checked(r, arm) is None]
             word, reason = _common_reason(lacking, arm) if lacking else ("", "")
             if word == "no ratio":
                 word, reason = "not checked", "the cell holds no error"
@@ -209,6 +219,12 @@ def accuracy(run: Run) -> Table:
         line.append(fmt.of(sum(bits), len(bits)) if bits else notes.mark(NOT_APPLICABLE, none))
         lines.append(tuple(line))
     return Table(tuple(columns), tuple(lines), notes.lines())
+
+
+def _checked(row: Row, arm: str) -> Cell | None:
+    """The cell of a call where it has errors of its own."""
+    cell = row.cell(arm)
+    return cell if cell and cell.rel_fro is not None and cell.status != "fell-back" else None
 
 
 def met(cell: Cell, budget: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.model import CallFacts
-from bench.statistics import Ratio, control_range, geomean, geomean_ratio
+from bench.statistics import Ratio, control_range, geomean, geomean_ratio, resolved
 from reports.rows import CONTROL, NEW, SEQUENCE, SOTA, Row, Run
 
 
@@ -67,13 +67,19 @@ class Against:
     unknown: tuple[Row, ...]
 
 
-def against_control(rows: Sequence[Row], arm: str = SOTA, over: str = NEW) -> Against:
-    """Sort rows into above, within and below the control range; ``unknown`` has no ratio or no control."""
+def against_control(run: Run, rows: Sequence[Row], arm: str = SOTA, over: str = NEW) -> Against:
+    """Sort rows into above, within and below the control range; ``unknown`` has no ratio or no control.
+
+    Times that differ by no more than a tick of the timer are within: that is no difference.
+    """
+    tick = run.manifest.timer.tick_us
     sides: dict[str, list[Row]] = {"above": [], "within": [], "below": [], "unknown": []}
     for row in rows:
         cell = row.cells.get((arm, over))
         if cell is None or cell.ratio is None or cell.control_lo is None or cell.control_hi is None:
             side = "unknown"
+        elif cell.us is not None and not resolved(cell.us, cell.us / cell.ratio, tick):
+            side = "within"
         elif cell.ratio > cell.control_hi:
             side = "above"
         else:

@@ -29,7 +29,10 @@ def print_summary(run_dir: Path, console: Console) -> None:
     for text in markdown.warnings(run):
         console.print(f"[{STYLES['warning']}]note:[/] {_plain(text)}", highlight=False)
     _print_table(tables.summary(run, with_gpu=len(run.gpus) > 1), console)
-    for line in markdown.slower_lines(run, overs):
+    slower = markdown.slower_lines(run, overs)
+    if slower:
+        console.print(f"slower rows, as {markdown.slower_legend(overs)}:", highlight=False)
+    for line in slower:
         console.print(f"[{STYLES['slower']}]slower[/] {_plain(line)}", highlight=False)
     unmeasured = tally(run, run.rows).unmeasured
     for line in markdown.named(unmeasured):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -61,6 +63,21 @@ def bind_thread(device: int) -> None:
     _thread.bound = True
 
 
+@contextmanager
+def relaxed_capture(api: Any) -> Iterator[None]:
+    """Let this thread make calls that a capture under way, its own or another's, would forbid or break on.
+
+    Loading a module is one: it allocates, but is no part of the stream's work.
+    """
+    relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    exchange = api.cuThreadExchangeStreamCaptureMode
+    before = check("cuThreadExchangeStreamCaptureMode", exchange(relaxed))
+    try:
+        yield
+    finally:
+        check("cuThreadExchangeStreamCaptureMode", exchange(before))
+
+
 def load_kernel(cubin: bytes, name: str, *, device: int, smem_bytes: int = 0) -> Any:
     """Load a cubin into a device's context and return its kernel, allowed ``smem_bytes`` of dynamic shared
     memory.
@@ -69,7 +86,7 @@ def load_kernel(cubin: bytes, name: str, *, device: int, smem_bytes: int = 0) ->
     :class:`DriverError`.
     """
     api = driver()
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), relaxed_capture(api):
         bind_thread(device)
         module = check(f"cuModuleLoadData({name})", api.cuModuleLoadData(cubin))
         function = check(f"cuModuleGetFunction({name})", api.cuModuleGetFunction(module, name.encode()))

@@ -89,7 +89,8 @@ class Entry:
         """Compute into ``out``; on a GPU, enqueue on the current stream of the tensors' device."""
         if self.plan is None:
             if out.numel():
-                out.zero_()
+                with torch.no_grad():
+                    out.zero_()
         elif self._bound is not None:
             index = self.device.index
             if torch.cuda.current_device() == index:

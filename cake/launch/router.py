@@ -92,6 +92,19 @@ class Workspace:
         self._partial = torch.empty(floats, dtype=torch.float32, device=device)
         self._counter = torch.zeros(counters, dtype=torch.int32, device=device)
         self.pointers = (self._partial.data_ptr(), self._counter.data_ptr())
+        self._streams: set[int] = set()
+
+    def used_on(self, stream: int) -> None:
+        """Tell the allocator of a launch on the current stream, whose raw handle ``stream`` is.
+
+        It knows only the stream that allocated: dropped while another one still works on it, the memory would
+        be given away at once.
+        """
+        if stream not in self._streams:
+            current = torch.cuda.current_stream(self._counter.device)
+            for memory in (self._partial, self._counter):
+                memory.record_stream(current)
+            self._streams.add(stream)
 
     def fits(self, floats: int, counters: int) -> bool:
         """Whether a plan with these needs can use it."""
@@ -163,6 +176,11 @@ class BoundPlan:
             params = self._params
             params.a, params.b, params.out = a, b, out
             if self.plan.reduction != "direct":
-                space = self.workspace or WORKSPACES.get(self.plan, self.device, stream)
+                # Held until the launch is enqueued: another thread may replace the stream's.
+                space = self.workspace
+                if space is None:
+                    space = WORKSPACES.get(self.plan, self.device, stream)
+                else:
+                    space.used_on(stream)
                 params.partial, params.counter = space.pointers
             self._launcher(stream)

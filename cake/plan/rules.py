@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,18 +63,35 @@ def parse(entry: dict[str, object]) -> Rule:
         raise ValueError(
             f"rule {entry}: needs op, {', '.join(sorted(VALUES))}; may have {', '.join(sorted(KEYS))}"
         )
-    t = entry.get("T")
-    first, last = (t, t) if isinstance(t, int) else t if isinstance(t, list) else (None, None)
-    m, n = (int(x) for x in str(entry["tile"]).split("x"))
-    hold = entry["hold"]
-    if hold not in (1, GROUP):
-        raise ValueError(f"rule {entry}: hold is {hold}, needs 1 or {GROUP}")
 
+    def wrong(name: str, need: str) -> ValueError:
+        return ValueError(f"rule {entry}: {name} is {entry[name]!r}, needs {need}")
+
+    # A value of a wrong type must not pass for an absent one: the rule would apply to everything.
     def number(name: str) -> int | None:
         value = entry.get(name)
-        return value if isinstance(value, int) else None
+        if value is not None and (type(value) is not int or value < 1):
+            raise wrong(name, "a positive integer")
+        return value
 
-    out = entry.get("out")
+    t, out, hold = entry.get("T"), entry.get("out"), entry["hold"]
+    first: int | None = None
+    last: int | None = None
+    if t is not None:
+        match t if isinstance(t, list) else [t, t]:
+            case [int(first), int(last)] if 1 <= first <= last:
+                pass
+            case _:
+                raise wrong("T", "a positive integer or [first, last]")
+    if out not in (None, "f32", "bf16"):
+        raise wrong("out", "f32 or bf16")
+    if hold not in (1, GROUP):
+        raise wrong("hold", f"1 or {GROUP}")
+    if entry["op"] not in ("fwd", "dgrad", "wgrad"):
+        raise wrong("op", "fwd, dgrad or wgrad")
+    tile = re.fullmatch(r"(\d+)x(\d+)", str(entry["tile"]))
+    if tile is None:
+        raise wrong("tile", "rows x columns, e.g. 64x64")
     return Rule(
         op=str(entry["op"]),
         n=number("n"),
@@ -81,7 +99,7 @@ def parse(entry: dict[str, object]) -> Rule:
         out=out if isinstance(out, str) else None,
         first=first,
         last=last,
-        tile=(m, n),
+        tile=(int(tile[1]), int(tile[2])),
         hold=1 if hold == 1 else GROUP,
         raster=Raster(number("raster") or 1),
         why=str(entry["why"]),

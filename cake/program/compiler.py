@@ -17,6 +17,7 @@ import os
 import re
 import struct
 import threading
+import uuid
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -248,7 +249,7 @@ def _read(path: Path) -> Compiled | None:
 
 
 def _write(path: Path, compiled: Compiled) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # unique on a shared disk too
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(_pack(compiled))

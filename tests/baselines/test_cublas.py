@@ -73,6 +73,15 @@ def test_run_repeats_one_call_and_sets_the_stream_only_when_it_changes(fake, gem
     assert calls[2] == calls[4] != calls[0]
 
 
+def test_a_handle_is_never_made_during_a_capture(fake, gemm_of) -> None:
+    bindings, runtime = fake.Cublas(), fake.Runtime()
+    runtime.in_capture = True
+    library = cublas("cublas_fp32", runtime, WORKSPACE, bindings=bindings)
+    with pytest.raises(RuntimeError, match="cublas_fp32: ask for candidates before the capture begins"):
+        library.candidates(gemm_of("fwd", 4, 8, 8))
+    assert not bindings.calls and not runtime.workspaces
+
+
 def test_each_thread_has_a_handle_of_its_own(fake, gemm_of) -> None:
     bindings, gemm = fake.Cublas(), gemm_of("fwd", 4, 8, 8)
     library = cublas("cublas_fp32", fake.Runtime(), WORKSPACE, bindings=bindings)

@@ -21,7 +21,14 @@ def picks(**fastest):
     searches = []
     for kind, (name, index) in fastest.items():
         candidates = [
-            Candidate(library=n, index=i, us=1.0 if (n, i) == (name, index) else 5.0 + i, verified=True)
+            Candidate(
+                library=n,
+                index=i,
+                function="mm",
+                algorithm=f"algorithm {i}",
+                us=1.0 if (n, i) == (name, index) else 5.0 + i,
+                verified=True,
+            )
             for n in ("one", "many")
             for i in range(3 if n == "many" else 1)
         ]
@@ -117,8 +124,20 @@ def test_a_pick_that_is_gone_says_so(tensors):
         [Library("many", "cpu", LIBRARIES[0].candidates, None, True)], picks(dgrad=("many", 2))
     )
     row = Row("router", "dgrad", "eager", ROW.shape)
-    with pytest.raises(Unsupported, match="many now offers 1 algorithms, the search had picked number 2"):
+    gone = "many no longer offers what the search picked for dgrad: number 2 of its 1 algorithms is not alg"
+    with pytest.raises(Unsupported, match=gone):
         arms[1].bind(row, tensors)
+
+
+def test_a_pick_whose_place_another_call_has_taken_is_not_used(tensors):
+    old = picks(dgrad=("many", 2))
+    (search,) = old.searches
+    other = [c.model_copy(update={"algorithm": f"other {c.algorithm}"}) for c in search.candidates]
+    stale = Picks(searches=(search.model_copy(update={"candidates": tuple(other)}),))
+    row = Row("router", "dgrad", "eager", ROW.shape)
+    assert by_name(stale)["many_first"].bind(row, tensors).calls[0].algorithm == "algorithm 0"
+    with pytest.raises(Unsupported, match="number 2 of its 3 algorithms is not other algorithm 2"):
+        by_name(stale)["many_best"].bind(row, tensors)
 
 
 def test_prepare_may_return_a_bare_callable(tensors):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.model import Cells
-from bench.store import open_run
+from bench.model import SCHEMA, Cells
+from bench.store import RunDir, open_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,7 +125,13 @@ def test_refused_environment(monkeypatch, tmp_path):
         (("--shapes", "absent.toml"), "error: cannot read shapes from absent.toml"),
         (("--resume", "absent"), "error: absent is no run directory: it has no manifest.json"),
         (("--resume", "a", "--out", "b"), "error: --out and --resume exclude each other"),
-        (("--ops", "up"), "error: op 'up' is unknown"),
+        (("--ops", "up"), "error: op 'up' is unknown; ops are fwd, dgrad, wgrad, bwd, 2fwd+bwd"),
+        (("--ops", ""), "error: --ops is '', which names none; leave it out for the preset's choice"),
+        (("--modes", " ,"), "error: --modes is ' ,', which names none; leave it out for the preset's choice"),
+        (("--modes", "lazy"), "error: mode 'lazy' is unknown; modes are eager, graph"),
+        (("--preset", "huge"), "error: preset 'huge' is unknown; presets are full, quick, smoke"),
+        (("--suite", "dense2"), "error: suite 'dense2' is unknown; suites are router"),
+        (("--device", "tpu"), "error: device is 'tpu'; needs cpu, cuda or cuda:<index>"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(tmp_path, monkeypatch, arguments, message):
@@ -144,6 +151,58 @@ def test_device_without_a_driver(tmp_path, monkeypatch):
 
 def test_report_of_no_run(tmp_path):
     assert refused(invoke("report", tmp_path)).startswith(f"error: {tmp_path} is no run directory")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot read {path}: Expecting property name"),
+        ("[]", f"{{path}} has schema version None, this program reads version {SCHEMA}; measure again, or"),
+        (
+            '{"schema_version": 99}',
+            f"{{path}} has schema version 99, this program reads version {SCHEMA}; measure again, or use the "
+            "version of cake-bench that wrote it (see `git` in its manifest)",
+        ),
+        (f'{{"schema_version": {SCHEMA}}}', "{path} is damaged: run: Field required; measure again"),
+    ],
+)
+@pytest.mark.parametrize("command", [("report",), ("run", "--resume")])
+def test_a_run_that_cannot_be_read(tmp_path, text, message, command):
+    path = tmp_path / "manifest.json"
+    path.write_text(text)
+    assert refused(invoke(*command, tmp_path)).startswith(f"error: {message.format(path=path)}")
+
+
+def test_a_full_disk_keeps_finished_rows(tmp_path, shapes, no_host_times, monkeypatch):
+    write, out = RunDir.write_row, tmp_path / "run"
+
+    def full_at_the_second(run, facts, samples):
+        if run.finished():
+            raise OSError(errno.ENOSPC, "No space left on device", "row.parquet")
+        write(run, facts, samples)
+
+    monkeypatch.setattr(RunDir, "write_row", full_at_the_second)
+    result = invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out)
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert result.stderr.splitlines()[-1] == (
+        "error: row.parquet: No space left on device; "
+        "finished rows are kept: mend that and go on with --resume"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr("bench.host.host_times", lambda *a, **k: {})
+    result = invoke("run", "--resume", out)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_run_directory_that_became_read_only(tmp_path, shapes, no_host_times, monkeypatch):
+    out = tmp_path / "run"
+    invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--ops", "fwd", "--out", out)
+
+    def read_only(run, cells):
+        raise OSError(errno.EROFS, "Read-only file system", "cells.json")
+
+    monkeypatch.setattr(RunDir, "write_cells", read_only)
+    assert refused(invoke("report", out)).startswith("error: cells.json: Read-only file system; ")
 
 
 def test_a_run_without_interval_times(tmp_path, shapes, no_host_times):
@@ -227,10 +286,26 @@ def test_compile_without_a_gpu(tmp_path, monkeypatch):
     assert (tmp_path / "sm_90a" / f"{first.name}.cubin").stat().st_size > 0
 
 
-def test_compile_for_an_unknown_architecture(monkeypatch):
+def test_compile_for_an_unknown_architecture_says_so_once(monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC bindings")
     from cake.program import registry
 
-    first = registry.programs()[0]
-    monkeypatch.setattr(registry, "programs", lambda: [first])
-    assert invoke("compile", "--arch", "sm_999").exit_code == 2
+    two = registry.programs()[:2]
+    monkeypatch.setattr(registry, "programs", lambda: two)
+    result = invoke("compile", "--arch", "sm_999")
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("[1/2] sm_999: unsupported, NVRTC")
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_12", "nonsense", ""])
+def test_compile_for_what_has_no_program(arch):
+    assert refused(invoke("compile", "--arch", "sm_80", "--arch", arch)) == (
+        f"error: {arch} has no program: supported are GPUs of compute capability 8.0 (Ampere) and newer, "
+        "and the CPU; give an --arch such as sm_80 or sm_90a"
+    )
+
+
+def test_compile_for_the_cpu():
+    line = refused(invoke("compile", "--arch", "cpu"))
+    assert line == "error: arch is 'cpu'; needs the form sm_90, sm_90a or sm_100f"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from bench import conduct as conducting
 from bench.accuracy import references
 from bench.arms import Arm, Prepared, cake_arms, library_arms
 from bench.conduct import Bench, ContextLost, Work, measure_row
-from bench.model import Cells, ClockReading, Picks, TimerFacts
+from bench.model import Cells, ClockReading, Manifest, Picks, TimerFacts
 from bench.presets import preset_for
-from bench.run import conduct
+from bench.run import _ended, conduct
 from bench.session import Options, RunRefused
 from bench.store import StoreError, open_run
 from bench.suites import Row, router_tensors
@@ -194,7 +195,8 @@ def test_a_hot_group_is_repeated_and_then_stands():
     clocks = FakeClocks(lambda count: ("hw_thermal",) if count <= 2 else ())
     arms, samples, facts = measured(Arm("a", right()), clocks=clocks)
     assert facts.repeated_groups == 1 and arms["a"].flags == ()
-    assert len(samples) == SMOKE.groups * SMOKE.steps and len(facts.clocks) == 2 * SMOKE.groups
+    assert len(samples) == SMOKE.groups * SMOKE.steps and len(facts.clocks) == 2 * SMOKE.groups + 2
+    assert facts.clocks[0].reasons == ("hw_thermal",)  # why the group was repeated stays on record
 
 
 def test_heat_that_stays_is_flagged_and_keeps_its_time():
@@ -247,10 +249,34 @@ def test_bf16x9_where_nothing_emulates_is_no_second_rival():
     [(("emulated",), "x", "ok"), (("sgemm",), "x", "fell-back"), (("emulated",), "n", "fell-back")],
 )
 def test_bf16x9_where_it_emulates(kernels, bits, status):
-    native = Work(Arm("one", right()), kernels=("sgemm",), bits="n")
+    native = Work(Arm("one", right(), "library"), kernels=("sgemm",), bits="n")
     emulated = Work(Arm("emu", right(), "library", "one"), kernels=kernels, bits=bits)
     conducting._judge_emulated(bench(capability=(10, 0)), [native, emulated])
     assert emulated.status == status
+
+
+def test_bf16x9_that_fell_back_onto_another_native_algorithm():
+    first = Work(Arm("lt_first", right(), "library"), kernels=("sgemm_64",), bits="n")
+    best = Work(Arm("lt_best", right(), "library"), kernels=("sgemm_32",), bits="m")
+    emulated = Work(Arm("emu_best", right(), "library", "lt_best"), kernels=("sgemm_64",), bits="x")
+    conducting._judge_emulated(bench(capability=(10, 0)), [first, best, emulated])
+    assert emulated.status == "fell-back"
+
+
+def test_an_op_whose_kernels_cupti_never_shows_is_an_error():
+    timer = FakeTimer(void=lambda n: "no records")
+    timer.name = "cupti"
+    arms, samples, _ = measured(Arm("a", right()), timer=timer)
+    assert arms["a"].status == "error" and samples.empty
+    assert arms["a"].reason == "RuntimeError: the op's kernels were not seen: no records"
+
+
+def test_the_manifest_of_an_ended_run_has_the_tick_that_the_timer_saw_last():
+    before = TimerFacts(name="events", dropped_records=2)
+    manifest = Manifest.model_construct(timer=before, rows=(), finished="x")
+    run = SimpleNamespace(finished=lambda: set())
+    ended = _ended(manifest, TimerFacts(name="events", tick_us=0.5, dropped_records=1), run, 1.0)
+    assert ended.timer == TimerFacts(name="events", tick_us=0.5, dropped_records=3)
 
 
 def test_cake_bits_before_and_after():

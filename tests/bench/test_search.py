@@ -67,6 +67,14 @@ def test_the_best_two_are_confirmed_and_the_confirmation_decides(tensors):
     assert fastest(result, ["other"]) is None
 
 
+def test_a_candidate_that_fails_when_confirmed_does_not_count(tensors):
+    def confirm(run):
+        raise RuntimeError("cannot be captured")
+
+    found = search([library("lib")], tensors, Scripted(5.0), confirm)
+    assert not found[0].verified and found[0].reason == "when confirmed: RuntimeError: cannot be captured"
+
+
 def test_unsupported_is_kept_with_its_reason(tensors):
     def none(gemm):
         raise Unsupported("no algorithm for it")

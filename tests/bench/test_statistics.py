@@ -76,6 +76,10 @@ def test_too_few_groups_give_no_interval_and_no_verdict():
         (1.010, 1.012, 1.014, 5.0, "same"),
         (1.010, 1.02, 1.03, 5.0, "unclear"),
         (1.010, 1.02, 1.03, None, "faster"),
+        # One tick, with what binary fractions and stamps in whole ns add to it, is no difference.
+        (1.010, 1.0200001, 1.0205, 2.0, "unclear"),
+        (1.010, 1.02002, 1.0205, 2.0, "unclear"),
+        (1.010, 1.0201, 1.0205, 2.0, "faster"),
     ],
 )
 def test_verdicts(lo, value, hi, tick, word):

@@ -27,6 +27,24 @@ def test_failed_calls_are_named():
     assert driver.check("cuInit", (0, 7)) == 7
 
 
+def test_a_capture_under_way_is_relaxed_for_the_length_of_a_call():
+    class Api:
+        class CUstreamCaptureMode:
+            CU_STREAM_CAPTURE_MODE_RELAXED = "relaxed"
+
+        mode = "global"
+
+        def cuThreadExchangeStreamCaptureMode(self, mode):
+            self.mode, before = mode, self.mode
+            return 0, before
+
+    api = Api()
+    with pytest.raises(driver.DriverError), driver.relaxed_capture(api):
+        assert api.mode == "relaxed"
+        raise driver.DriverError("a module that does not load")
+    assert api.mode == "global"
+
+
 def test_parameter_block_has_the_layout_of_the_kernel():
     """5 pointers and 4 long longs, then 8 ints, nothing between."""
     assert ctypes.sizeof(Params) == 9 * 8 + 8 * 4

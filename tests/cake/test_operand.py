@@ -50,6 +50,12 @@ def test_misaligned_base():
         view("W", torch.empty(4, 8)[:, 1:5])
 
 
+def test_a_side_the_kernels_cannot_count():
+    with pytest.raises(ValueError, match=r"X is float32\[268435457, 8\].* a side may have at most 268435456"):
+        view("X", torch.empty(1, 8).expand(2**28 + 1, 8))
+    assert view("X", torch.empty(1, 8).expand(2**28, 8)).ld == 0
+
+
 def test_output_overlapping_itself():
     with pytest.raises(ValueError, match="out is .* it overlaps itself"):
         operand.output_view("out", torch.empty(8).expand(4, 8))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cake.operand import View
+from cake.operand import MAX_SIZE, View
 from cake.plan import CPU, DeviceSpec, UnsupportedDevice, plan, router_problem
 from cake.plan.partition import by_k
 from cake.plan.planner import tokens
@@ -45,6 +45,12 @@ def test_partition_of_fwd_and_dgrad_depends_on_k_alone(kind, t, shape):
     _, n, h = shape
     p = problem(kind, t, n, h)
     assert plan(p, "sm80").partition == by_k(p.k)
+
+
+@pytest.mark.parametrize("t", [2**20 + 1, MAX_SIZE])
+def test_no_number_of_tokens_falls_back_to_the_rule_of_few(t):
+    """With one CTA a segment, the partial sums of a long batch would take 16 times the output's memory."""
+    assert plan(problem("fwd", t, 256, 6144), "sm80").parts == 4
 
 
 def test_bf16_output_is_never_atomic():

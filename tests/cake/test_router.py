@@ -158,6 +158,19 @@ def test_componentwise_error_on_hard_inputs(device, kind, scale):
     assert float(worst) <= 1e-6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exponent", [-118, -126, -134, -149])
+def test_tiny_operands_lose_what_is_documented(device, kind, exponent):
+    """Down to the smallest subnormal: an operand is off by 2^-133 at most, whatever the other one is."""
+    tensors = inputs(70, 72, 300, device)
+    first, second = operands(kind, tensors)
+    first.copy_((first.double() * 2.0**exponent).float())
+    second *= 2.0**60
+    a, b = factors(kind, tensors)
+    bound = 1e-6 * (a.abs() @ b.abs()) + 2.0**-133 * b.abs().sum(0)
+    assert bool(((call(kind, tensors).double().cpu() - a @ b).abs() <= bound).all())
+
+
 def test_near_flt_max_does_not_overflow(device):
     tensors = inputs(64, 64, 64, device)
     tensors["X"].zero_()
@@ -200,6 +213,20 @@ def test_plan_changes_that_keep_the_partition_keep_the_bits(device, kind, monkey
                 monkeypatch.setattr(rules, "shipped", lambda family, table=table: table)
                 cake.clear_caches()
                 assert equal(call(kind, tensors, splits=7), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autograd_sees_nothing(device, kind):
+    """Parameters are operands like others; a result with a history would have a wrong gradient."""
+    tensors = inputs(5, 8, 12, device)
+    expected = call(kind, tensors)
+    leaves = {name: t.clone().requires_grad_() for name, t in tensors.items()}
+    out = torch.empty_like(expected)
+    assert not call(kind, leaves).requires_grad
+    assert equal(call(kind, leaves, out=out), expected) and not out.requires_grad
+    if kind != "dgrad":  # K = 0
+        nothing = {n: t[:0] if kind == "wgrad" else t[:, :0] for n, t in leaves.items()}
+        assert not call(kind, nothing, out=out.requires_grad_()).any()
 
 
 def test_a_new_tensor_with_an_equal_key_computes_on_its_own_data(device):
@@ -295,6 +322,23 @@ class TestErrors:
         ):
             cake.router_forward(t["X"], t["W"], out=torch.empty(8, 8))
 
+    def test_sparse(self, device):
+        t = inputs(8, 8, 8, device)
+        sparse = torch.eye(8).to_sparse().to(device)
+        with pytest.raises(
+            ValueError, match="X is float32.* of layout torch.sparse_coo on .*; X must be a strided tensor"
+        ):
+            cake.router_forward(sparse, t["W"])
+        with pytest.raises(ValueError, match="out must be a strided tensor"):
+            cake.router_forward(t["X"], t["W"], out=sparse)
+
+    def test_backward_features(self, device):
+        t = inputs(8, 8, 8, device) | {"W": torch.empty(8, 16, device=device)}
+        with pytest.raises(ValueError, match=r"X\[8, 8\] and W\[8, 16\] disagree about H: 8 and 16"):
+            cake.router_backward(t["G"], t["X"], t["W"])
+        with pytest.raises(ValueError, match=r"X\[8, 8\] and W\[8, 16\] disagree about H: 8 and 16"):
+            cake.prepare_router("bwd", **t)
+
     def test_inner_sizes(self, device):
         with pytest.raises(ValueError, match=r"X\[8, 16\] and W\[8, 8\] disagree about H: 16 and 8"):
             cake.router_forward(torch.empty(8, 16, device=device), torch.empty(8, 8, device=device))
@@ -347,7 +391,7 @@ class TestErrors:
         t = inputs(8, 8, 8, device)
         with pytest.raises(ValueError, match="emulation='tf32'; this version has 'bf16x3'"):
             cake.router_forward(t["X"], t["W"], emulation="tf32")
-        for splits in (0, 17, 2.0, True):
+        for splits in (0, 17, 2.0, True, [1]):
             with pytest.raises(ValueError, match="splits=.*; needs None or an integer from 1 to 16"):
                 cake.router_forward(t["X"], t["W"], splits=splits)
 
@@ -355,6 +399,8 @@ class TestErrors:
         t = inputs(8, 8, 8, device)
         with pytest.raises(ValueError, match="op='forward'; needs one of fwd, dgrad, wgrad, bwd, 2fwd"):
             cake.prepare_router("forward", X=t["X"], W=t["W"])
+        with pytest.raises(TypeError, match="out_dtype=torch.bfloat16 for out; needs float32"):
+            cake.prepare_router("fwd", X=t["X"], W=t["W"], out_dtype=torch.bfloat16)
         with pytest.raises(TypeError, match="bwd needs W"):
             cake.prepare_router("bwd", X=t["X"], G=t["G"])
         with pytest.raises(TypeError, match=r"out for bwd must be \(dX, dW\)"):

@@ -99,6 +99,64 @@ def test_eager_calls_are_capturable_once_warm():
         assert torch.equal(out, expected)
 
 
+def test_a_cold_call_is_capturable():
+    """Its program is compiled and loaded while the capture is under way."""
+    launch._kernel.cache_clear()
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    out = torch.empty(64, 256, device="cuda:0")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call("fwd", tensors, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert error(out, reference("fwd", tensors)) <= 4e-7
+
+
+@pytest.mark.parametrize("kind", ["fwd", "dgrad"])  # with and without a node between that zeroes counters
+def test_programmatic_dependent_launch_in_a_graph(kind):
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    expected = call(kind, tensors)
+    outs = [torch.full_like(expected, float("nan")) for _ in range(4)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for out in outs:
+            call(kind, tensors, out=out, pdl=True)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_preparing_inside_a_capture_is_refused_and_leaves_it_intact():
+    tensors = inputs(64, 256, 512, "cuda:0")
+    out = torch.empty(64, 256, device="cuda:0")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(RuntimeError, match="fwd: prepare before the capture begins"):
+            cake.prepare_router("fwd", X=tensors["X"], W=tensors["W"], out=out)
+        out.zero_()
+    graph.replay()
+    assert not out.any()
+
+
+def test_a_dropped_prepared_launch_keeps_its_workspace_until_it_is_done():
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    expected = call("fwd", tensors)
+    prepared = cake.prepare_router("fwd", X=tensors["X"], W=tensors["W"])
+    out, floats = prepared.outputs["out"], prepared.plans[0].partial_floats
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)  # 0.1 s: all below is enqueued before the launch begins
+        prepared()
+    del prepared
+    taken = torch.full((floats,), float("nan"), device="cuda:0")  # the freed block, were it free
+    side.synchronize()
+    torch.cuda.synchronize()
+    assert bool(taken.isnan().all())
+    assert torch.equal(out, expected)
+
+
 def test_repeat_calls_allocate_nothing():
     tensors = inputs(64, 256, 4096, "cuda:0")
     out = call("fwd", tensors)

@@ -66,6 +66,13 @@ def test_shadowing_would_be_seen():
     [
         ({**BASE, "hold": 2}, "hold is 2, needs 1 or 4"),
         ({**BASE, "tiles": "64x64"}, "may have"),
+        ({**BASE, "n": "256"}, "n is '256', needs a positive integer"),
+        ({**BASE, "T": "64"}, r"T is '64', needs a positive integer or \[first, last\]"),
+        ({**BASE, "T": [64, 1]}, r"T is \[64, 1\], needs a positive integer or"),
+        ({**BASE, "raster": 0}, "raster is 0, needs a positive integer"),
+        ({**BASE, "out": "fp32"}, "out is 'fp32', needs f32 or bf16"),
+        ({**BASE, "op": "forward"}, "op is 'forward', needs fwd, dgrad or wgrad"),
+        ({**BASE, "tile": "64"}, "tile is '64', needs rows x columns"),
         ({"op": "fwd"}, "needs op, hold, raster, tile, why"),
     ],
 )

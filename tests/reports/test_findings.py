@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from reports.findings import findings
+from reports.findings import accuracy, exceptions, findings, host_time
 from reports.rows import load
+from reports.tally import against_control
 
 
 def said(run_dir):
@@ -11,7 +13,7 @@ def said(run_dir):
 
 
 def test_counts_per_mode_t_and_op_collapse_where_all_agree(h200_dir):
-    sentences = said(h200_dir)["Against the best library call"]
+    sentences = said(h200_dir)["Against the best library call, by the control range"]
     assert sentences[0] == (
         "eager, T=64: fwd 3 cake faster; dgrad 3 cake faster; wgrad 3 SOTA faster; bwd 3 cake faster; "
         "2fwd+bwd 3 cake faster."
@@ -48,6 +50,44 @@ def test_host_time_is_a_range_per_op_or_said_to_be_missing(h200_dir, broken_dir)
         said(h200_dir)["Host time per call"][0],
     )
     assert said(broken_dir)["Host time per call"] == ("Host time per call was not measured in this run.",)
+
+
+def test_the_quickest_library_call_is_so_over_all_shapes(small_dir):
+    """A call that is quick at one shape alone, as a sequence of torch calls at the others, is not it."""
+    run = load(small_dir)
+    us = {"cake": (30.0, 40.0), "torch_fp32": (25.0, 160.0), "cublas_bf16x9": (26.0, 27.0)}
+    rows = []
+    for i, row in enumerate(run.rows):
+        cells = {
+            key: c.model_copy(update={"host_us": us.get(c.arm, (None, None))[i], "status": "ok", "us": 9.0})
+            for key, c in row.cells.items()
+        }
+        rows.append(replace(row, cells=cells))
+    (sentence,) = host_time(replace(run, rows=tuple(rows)))
+    assert sentence == "graph fwd: `cake` 30.0-40.0 us; quickest library call `cublas_bf16x9` 26.0-27.0."
+
+
+def test_a_tick_is_no_difference_whatever_the_control_says(small_dir):
+    run = load(small_dir)
+    row = run.rows[0]
+    for ticks, side in ((1, "within"), (2, "above")):
+        us = row.us("cake") + ticks * run.manifest.timer.tick_us
+        sota = row.cells["sota", "cake"].model_copy(update={"us": us, "ratio": us / row.us("cake")})
+        near = replace(row, cells={**row.cells, ("sota", "cake"): sota})
+        assert getattr(against_control(run, [near]), side) == (near,)
+
+
+def test_ties_and_voided_steps_are_counted(small_dir):
+    run = load(small_dir)
+    row, other = run.facts.values()
+    arm = row.arms[0]
+    tied = arm.accuracy_after.model_copy(update={"top8_ties": 3})
+    arms = (arm.model_copy(update={"accuracy_after": tied, "voided": 2}), *row.arms[1:])
+    run = replace(run, facts={row.key: row.model_copy(update={"arms": arms}), other.key: other})
+    assert list(accuracy(run))[-1] == ("Tokens whose top-8 experts differ from FP64's by a tie: 3 of `cake`.")
+    assert list(exceptions(run))[-1].startswith(
+        f"Timed steps voided: 2 of 48 (most on `cake` in {row.key}: 2); groups"
+    )
 
 
 def test_accuracy_says_how_many_calls_on_how_many_rows(h200_dir, broken_dir):

@@ -49,6 +49,11 @@ def test_one_unit_for_a_table(largest, unit):
     assert fmt.unit_for([3.0, largest]) is unit
 
 
+def test_each_row_has_the_fewest_decimals_that_its_ratios_need():
+    rows = [[(104.2725, 137.472)], [(6.506, 7.552)], [(7.552, 7.552)], []]
+    assert fmt.decimals_by_row(rows) == [2, 3, 2, 2]
+
+
 @given(st.lists(st.lists(st.tuples(TIMES, TIMES), max_size=3), max_size=6), st.sampled_from([fmt.US, fmt.MS]))
 def test_printed_times_reproduce_the_printed_ratio(rows, unit):
     rows = [[(round(a, 3), round(b, 3)) for a, b in pairs] for pairs in rows]

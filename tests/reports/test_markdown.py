@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,15 +47,18 @@ def test_headline_counts_every_row_and_names_the_slower(h200_dir):
         headline,
     )
     top = text[: text.index("## Summary")]
-    assert re.search(r"- `cake`, wgrad eager: T=64 H=4096 0\.9\d\d; T=64 H=5120 0\.9\d\d; T=64 H=6144", top)
-    assert "- `cake_det`, wgrad graph: T=64 H=4096" in top
+    assert "Slower rows, as SOTA/cake | SOTA/cake_det, in brackets where that arm is not slower:" in top
+    figures = r"0\.9\d\d \| 0\.9\d\d"
+    assert re.search(rf"- wgrad eager \(3 of 9\): T=64 H=4096 {figures}; T=64 H=5120 {figures}; T=64", top)
+    assert re.search(r"- wgrad graph \(3 of 9\): T=64 H=4096 \(\d\.\d{3}\) \| 0\.9\d\d;", top)
     assert "`cake_det` is what a call does by default" in top
     assert "Note:" not in top
 
 
-def test_slower_rows_of_the_default_are_not_listed_twice(cpu_dir):
+def test_a_row_that_is_slower_for_both_arms_is_listed_once(cpu_dir):
     top = render(cpu_dir)[markdown.REPORT].partition("## Summary")[0]
-    assert re.search(r"- `cake_det`, the same 20 rows: 0\.3\d\d-0\.3\d\d\n", top)
+    assert top.count("T=64 H=4096") == len(load(cpu_dir).ops)
+    assert re.search(r"- fwd eager \(all 4\): T=64 H=4096 0\.3\d\d \| 0\.3\d\d;", top)
 
 
 def test_doubts_stand_beside_the_headline(broken_dir, cpu_dir):
@@ -68,6 +72,29 @@ def test_doubts_stand_beside_the_headline(broken_dir, cpu_dir):
     cpu = render(cpu_dir)[markdown.REPORT].partition("## Summary")[0]
     assert "**Note:** Measured on a CPU by its clock" in cpu
     assert "**Note:** The working tree had uncommitted changes." in cpu
+
+
+def test_what_the_set_up_lacks_or_mixes_is_said_on_top(small_dir):
+    run = load(small_dir)
+    note = "resumed at 2026-01-02T04:00:00Z with other versions: torch 2.10 -> 2.11"
+    timer = run.manifest.timer.model_copy(update={"dropped_records": 1})
+    changed = run.manifest.model_copy(update={"git": {}, "notes": (note,), "timer": timer})
+    text = markdown.documents(replace(run, manifest=changed), [])[markdown.REPORT]
+    top = text.partition("## Summary")[0]
+    assert "**Note:** The commit that ran is not recorded" in top
+    assert "**Note:** CUPTI dropped 1 record; steps that lack one are void." in top
+    assert f"**Note:** R{note[1:]}." in top
+    assert "| git commit | not recorded (" in text
+
+
+def test_groups_are_those_that_ran(small_dir):
+    run = load(small_dir)
+    (key, facts), *rest = run.facts.items()
+    rotated = facts.model_copy(update={"positions": {"cake": (2, 2, 2)}})
+    other = rest[0][1].model_copy(update={"positions": {"cake": (4, 4)}})
+    text = markdown.documents(replace(run, facts={key: rotated, rest[0][0]: other}), [])[markdown.REPORT]
+    assert "per row 6 to 8 groups (3 asked for" in text
+    assert "| per row | 6 to 8 groups x 2 timed steps an arm" in text
 
 
 def test_a_report_over_the_limit_moves_its_full_tables(h200_dir):

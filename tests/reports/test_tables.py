@@ -147,5 +147,18 @@ def test_accuracy_counts_rows_within_the_budget(broken_dir):
     assert "5.1e-6" in " ".join(lines["cublaslt_fp32_best"])
 
 
+def test_a_call_that_fell_back_has_no_accuracy_of_its_own(h200_dir):
+    lines = {line[0]: line for line in tables.accuracy(load(h200_dir)).lines}
+    assert all(cell.startswith("fell-back [") for cell in lines["cublas_bf16x9"][1:7])
+    assert lines["torch_fp32"][1] == "all 90"
+
+
+def test_decimals_beyond_the_tick_are_explained(h200_dir, cpu_dir):
+    assert any(
+        n.startswith("the timer's tick is 0.032 us") for n in tables.full(load(h200_dir), "graph").notes
+    )
+    assert not any("tick" in n for n in tables.full(load(cpu_dir), "eager").notes)
+
+
 def test_host_table_without_figures_has_no_arm(broken_dir):
     assert [c.title for c in tables.host(load(broken_dir)).columns] == ["mode", "op"]

@@ -29,7 +29,8 @@ def test_says_what_the_report_says(h200_dir):
     text = printed(h200_dir)
     flat = " ".join(text.split())
     assert "cake against the best library call: faster in 84 of 90 rows, same in 3, slower in 3" in flat
-    assert "slower cake, wgrad eager: T=64 H=4096 0.9" in flat
+    assert "slower rows, as SOTA/cake | SOTA/cake_det" in flat
+    assert "slower wgrad eager (3 of 9): T=64 H=4096 0.9" in flat
     assert f"\n{report.parent / 'plots'}\n" in text and str(report) not in text
     lines = [line for line in text.splitlines() if line.split()[:2] == ["graph", "2fwd+bwd"]]
     assert len(lines) == 1 and len(lines[0].split()) == 7

@@ -21,7 +21,7 @@ static_assert(CHUNK % BK == 0, "a promotion chunk is a whole number of stages");
 
 enum Reduction { DIRECT = 0, ORDERED = 1, ATOMIC = 2 };
 
-// Mirrored by cake/launch/params.py: same order, same widths.
+// Mirrored by cake/launch/router.py: same order, same widths.
 struct Params {
   const void* a;
   const void* b;

@@ -1,0 +1,70 @@
+"""Workspaces: one a stream, growing, bounded; the allocator knows of every stream that works on one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cake.launch import router
+from cake.launch.router import Workspace, Workspaces
+
+CPU = torch.device("cpu", 0)
+
+
+def needs(floats: int, counters: int) -> SimpleNamespace:
+    return SimpleNamespace(partial_floats=floats, counters=counters)
+
+
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch):
+    state = SimpleNamespace(capturing=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    return state
+
+
+def test_one_a_stream_and_it_grows_to_the_largest_need():
+    spaces = Workspaces()
+    first = spaces.get(needs(8, 2), CPU, 1)
+    assert spaces.get(needs(4, 2), CPU, 1) is first
+    assert spaces.get(needs(8, 2), CPU, 2) is not first
+    grown = spaces.get(needs(4, 6), CPU, 1)
+    assert (grown.floats, grown.counters) == (8, 6)
+    assert spaces.get(needs(8, 2), CPU, 1) is grown
+
+
+def test_bounded_and_cleared(monkeypatch):
+    monkeypatch.setattr(router, "MAX_WORKSPACES", 2)
+    spaces = Workspaces()
+    first = spaces.get(needs(1, 2), CPU, 1)
+    spaces.get(needs(1, 2), CPU, 2)
+    assert spaces.get(needs(1, 2), CPU, 1) is first
+    spaces.get(needs(1, 2), CPU, 3)  # stream 2 was used longest ago
+    assert spaces.get(needs(1, 2), CPU, 1) is first
+    spaces.clear()
+    assert spaces.get(needs(1, 2), CPU, 1) is not first
+
+
+def test_a_capture_gets_one_of_its_own_every_time(no_capture):
+    spaces = Workspaces()
+    kept = spaces.get(needs(1, 2), CPU, 1)
+    no_capture.capturing = True
+    assert len({id(x) for x in [kept, *(spaces.get(needs(1, 2), CPU, 1) for _ in range(2))]}) == 3
+    no_capture.capturing = False
+    assert spaces.get(needs(1, 2), CPU, 1) is kept
+
+
+def test_the_allocator_is_told_of_every_stream_once(monkeypatch):
+    recorded: list[tuple[str, int]] = []
+    space = Workspace(4, 2, CPU)
+    for name in ("_partial", "_counter"):
+        monkeypatch.setattr(
+            space,
+            name,
+            SimpleNamespace(device=CPU, record_stream=lambda s, name=name: recorded.append((name, s))),
+        )
+    for stream in (7, 7, 9, 7):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        space.used_on(stream)
+    assert recorded == [("_partial", 7), ("_counter", 7), ("_partial", 9), ("_counter", 9)]
