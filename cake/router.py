@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from . import operand
-from .launch.entry import Entries, Entry, Options, current_stream, product
+from .launch.entry import Entries, Entry, Options, apart, current_stream, product
 from .launch.router import WORKSPACES, Workspace
 from .operand import OPERANDS, Kind
 
@@ -229,20 +229,46 @@ def router_backward(
     ``out`` is a pair ``(dX, dW)``; ``out_dtype`` is dX's. Options and errors as :func:`router_forward`.
     """
     options = Options(deterministic, emulation, splits, pdl)
+    return _backward(G, X, W, out, out_dtype, options, options)
+
+
+def _backward(
+    G: torch.Tensor,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    out: Any,
+    out_dtype: torch.dtype | None,
+    for_dx: Options,
+    for_dw: Options,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both gradients, each with options of its own."""
     given = (None, None) if out is None else out
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise TypeError(f"out must be a pair (dX, dW), got {type(out).__name__}")
     # Both are resolved before either runs: a call that fails leaves both outputs as they were, and the host
     # does not think between the two launches.
-    dgrad, dx = _resolve("dgrad", G, W, given[0], out_dtype, options)
-    wgrad, dw = _resolve("wgrad", G, X, given[1], None, options)
+    dgrad, dx = _resolve("dgrad", G, W, given[0], out_dtype, for_dx)
+    wgrad, dw = _resolve("wgrad", G, X, given[1], None, for_dw)
     _check_features(X, W)
     if out is not None:
-        operand.check_overlap("dX", dx, {"X": X, "dW": dw})
-        operand.check_overlap("dW", dw, {"W": W})
+        _check_pair(dgrad, wgrad, X, W, dx, dw)
     dgrad.run(G, W, dx)
     wgrad.run(G, X, dw)
     return dx, dw
+
+
+def _check_pair(
+    dgrad: Entry, wgrad: Entry, X: torch.Tensor, W: torch.Tensor, dx: torch.Tensor, dw: torch.Tensor
+) -> None:
+    """The overlaps that neither gradient's own check sees: dX with X and dW, dW with W."""
+    at_dx, at_dw, span_dx, span_dw = dx.data_ptr(), dw.data_ptr(), dgrad.spans[2], wgrad.spans[2]
+    if not (
+        apart(at_dx, span_dx, X.data_ptr(), wgrad.spans[1])
+        and apart(at_dx, span_dx, at_dw, span_dw)
+        and apart(at_dw, span_dw, W.data_ptr(), dgrad.spans[1])
+    ):
+        operand.check_overlap("dX", dx, {"X": X, "dW": dw})
+        operand.check_overlap("dW", dw, {"W": W})
 
 
 class PreparedRouter:
@@ -258,6 +284,7 @@ class PreparedRouter:
         self, op: str, steps: list[tuple[Entry, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]
     ) -> None:
         self.op = op
+        self.steps = tuple(steps)
         self.outputs = {OPERANDS[entry.kind][2]: tensors[2] for entry, tensors in steps}
         self.plans = tuple(entry.plan for entry, _ in steps if entry.plan is not None)
         device = steps[0][1][0].device
@@ -269,15 +296,15 @@ class PreparedRouter:
             counters = max((p.counters for p in self.plans), default=0)
             workspace = Workspace(floats, counters, device)
             torch.cuda.current_stream(device).synchronize()  # counters are zero before any stream may launch
-        self._steps: list[Callable[[], None]] = []
+        self._calls: list[Callable[[], None]] = []
         for entry, tensors in steps:
             entry.bind(workspace)
-            self._steps.append(partial(entry.run, *tensors))
+            self._calls.append(partial(entry.run, *tensors))
 
     def __call__(self) -> None:
         """Run the op once."""
-        for step in self._steps:
-            step()
+        for call in self._calls:
+            call()
 
 
 def prepare_router(

@@ -12,6 +12,7 @@ from .. import cpu, operand
 from ..operand import OPERANDS, Kind
 from ..plan import CPU, Plan, plan, router_problem
 from ..plan.partition import MAX_SEGMENTS
+from ..plan.planner import planted
 from .router import BoundPlan, Workspace, device_spec
 
 EMULATIONS = ("bf16x3",)
@@ -30,13 +31,19 @@ def product(kind: Kind, first: torch.Tensor, second: torch.Tensor) -> tuple[torc
     return (first, second) if kind == "dgrad" else (first.t(), second)
 
 
+def apart(at1: int, span1: int, at2: int, span2: int) -> bool:
+    """Whether two byte ranges, each an address and a length, share nothing."""
+    return at1 + span1 <= at2 or at2 + span2 <= at1
+
+
 class Options(NamedTuple):
-    """The keyword options of a call that decide its plan."""
+    """The keyword options of a call that decide its plan; ``spin`` is a planted slowdown in clocks."""
 
     deterministic: bool
     emulation: str
     splits: int | None
     pdl: bool
+    spin: int | None = None
 
     def check(self) -> None:
         """Raise ``ValueError`` naming an option no program has."""
@@ -63,18 +70,19 @@ class Entry:
         self.device = first.device
         self.options = options
         self.plan: Plan | None = None
-        self._spans = operand.span(first), operand.span(second), operand.span(out)
+        self.spans = operand.span(first), operand.span(second), operand.span(out)
         self._bound: BoundPlan | None = None
         spec = device_spec(first.device.index) if first.is_cuda else CPU
         family = spec.family  # an unsupported device is an error even where nothing would be launched
         if p.m and p.n and p.k:
-            self.plan = plan(p, family, deterministic=options.deterministic, splits=options.splits)
+            made = plan(p, family, deterministic=options.deterministic, splits=options.splits)
+            self.plan = made if options.spin is None else planted(made, options.spin)
 
     def check_overlap(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> None:
         """Raise ``ValueError`` if this call's pointers make the output share memory with an input."""
         at1, at2, at = first.data_ptr(), second.data_ptr(), out.data_ptr()
-        span1, span2, span = self._spans
-        if (at + span <= at1 or at1 + span1 <= at) and (at + span <= at2 or at2 + span2 <= at):
+        span1, span2, span = self.spans
+        if apart(at, span, at1, span1) and apart(at, span, at2, span2):
             return
         name1, name2, name = OPERANDS[self.kind]
         operand.check_overlap(name, out, {name1: first, name2: second})
@@ -93,7 +101,7 @@ class Entry:
                     out.zero_()
         elif self._bound is not None:
             index = self.device.index
-            if torch.cuda.current_device() == index:
+            if torch._C._cuda_getDevice() == index:
                 self._launch(first, second, out)
             else:
                 with torch.cuda.device(index):

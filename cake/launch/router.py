@@ -43,6 +43,7 @@ class Params(ctypes.Structure):
         ("raster", ctypes.c_int),
         ("reduction", ctypes.c_int),
         ("out_bf16", ctypes.c_int),
+        ("spin", ctypes.c_int),  # read by planted programs only
     )
 
 
@@ -63,6 +64,7 @@ def parameters(plan: Plan) -> Params:
         raster=plan.raster.height,
         reduction=REDUCTIONS[plan.reduction],
         out_bf16=int(p.out.dtype == "bf16"),
+        spin=plan.spin,
     )
 
 
@@ -167,6 +169,7 @@ class BoundPlan:
         self._params = parameters(plan)
         pdl = pdl and torch.cuda.get_device_capability(device) >= (9, 0)
         self._launcher = driver.Launcher(kernel, plan.grid, p.threads, p.smem_bytes, self._params, pdl=pdl)
+        self._needs_workspace = plan.counters > 0
         self._lock = threading.Lock()
 
     def launch(self, a: int, b: int, out: int, stream: int) -> None:
@@ -175,7 +178,7 @@ class BoundPlan:
         with self._lock:
             params = self._params
             params.a, params.b, params.out = a, b, out
-            if self.plan.reduction != "direct":
+            if self._needs_workspace:
                 # Held until the launch is enqueued: another thread may replace the stream's.
                 space = self.workspace
                 if space is None:

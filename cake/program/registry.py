@@ -10,7 +10,7 @@ from importlib.resources import files
 from itertools import product
 
 from ..plan.partition import CHUNK, GROUP
-from ..plan.planner import ProgramKey
+from ..plan.planner import COUNTERS, ProgramKey
 
 #: sm80: rows x columns of a tile -> warps along each; a warp computes 32 x 32. Three stages of 32 along K
 #: keep the larger tile at 90 KB, under the 99 KB of consumer GPUs.
@@ -73,6 +73,8 @@ def program(key: ProgramKey) -> Program:
             "B_BF16": int(key.b_dtype == "bf16"),
             "CHUNK": CHUNK,
             "GROUP": GROUP,
+            "COUNTERS": COUNTERS,
+            **({"PLANTED": 1} if key.planted else {}),
         },
         threads=32 * warps_m * warps_n,
         smem_bytes=SM80_STAGES * stage,

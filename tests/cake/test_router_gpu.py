@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cake
+from cake import planted
 from cake.launch import router as launch
 from cake.plan import DeviceSpec, UnsupportedDevice
 from tests.cake.products import KINDS, call, error, inputs, reference
@@ -201,3 +202,26 @@ def test_a_failed_call_leaves_the_context_usable():
     with pytest.raises(ValueError):
         cake.router_forward(tensors["X"], tensors["W"][:12])
     assert torch.equal(call("fwd", tensors), expected)
+
+
+@pytest.mark.parametrize("op", ["fwd", "dgrad", "wgrad", "bwd", "2fwd+bwd"])
+def test_a_planted_slowdown_changes_time_but_not_bits(op):
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    needed = {n: tensors[n] for n in {"fwd": "XW", "dgrad": "GW", "wgrad": "GX"}.get(op, "XWG")}
+    plain = cake.prepare_router(op, **needed)
+    plain()
+    expected = {name: out.clone() for name, out in plain.outputs.items()}
+    names = tuple(plain.outputs.values())
+    out = names[0] if len(names) == 1 else names
+    spun = [planted.prepare(op, spin=2_000_000, **needed, out=out)] * 2
+    spun.append(planted.eager(op, spin=2_000_000, **needed, out=out))
+    for run in (*spun, *spun):
+        for target in names:
+            target.fill_(float("nan"))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        assert begin.elapsed_time(end) > 0.8  # 2 M clocks take 1.0 ms at the highest clock, 1.98 GHz
+        assert all(torch.equal(plain.outputs[name], expected[name]) for name in expected)

@@ -1,5 +1,5 @@
 // Who comes last, and who came first: split-K reductions without waiting for a CTA that may not have started.
-// A tile owns two counters, zero between launches; whoever finishes the tile puts them back to zero.
+// A tile owns two counters (of a line of COUNTERS), zero between launches; whoever finishes the tile puts them back to zero.
 #pragma once
 
 namespace cake {
@@ -22,6 +22,16 @@ __device__ __forceinline__ unsigned arrive(unsigned* counter) {
   __syncthreads();
   __threadfence();
   return earlier;
+}
+
+// Called by every CTA at its end: the last of the grid spins for `clocks`.
+__device__ __forceinline__ void spin_last(unsigned* finished, int clocks) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (atomicAdd(finished, 1u) + 1 != gridDim.x * gridDim.y) return;
+  *finished = 0;
+  const long long start = clock64();
+  while (clock64() - start < clocks) {}
 }
 
 }  // namespace cake

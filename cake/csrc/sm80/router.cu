@@ -7,8 +7,10 @@
 // of the small products, then that of the leading ones; chunks in sequence inside a segment, segments in sequence inside
 // groups of GROUP, groups in sequence.
 //
+// PLANTED is not for use: it makes the CTA that finishes last spin, a slowdown of known size to test a benchmark with.
 // Defines: WARPS_M, WARPS_N (a warp computes 32 x 32), STAGES, A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along M or
-// N), A_BF16 / B_BF16 (1: the operand is BF16 and its own single part), CHUNK, GROUP.
+// N), A_BF16 / B_BF16 (1: the operand is BF16 and its own single part), CHUNK, GROUP,
+// COUNTERS (words from one tile's counters to the next).
 #include "common/ampere.cuh"
 #include "common/arrival.cuh"
 #include "common/bf16x3.cuh"
@@ -27,7 +29,7 @@ struct Params {
   const void* b;
   void* out;
   float* partial;     // [tiles][parts][BM * BN] in register order (ORDERED)
-  unsigned* counter;  // [tiles][2]
+  unsigned* counter;  // [tiles][COUNTERS], two used
   long long lda, ldb;         // elements between neighbours along the operand's strided axis
   long long out_row, out_col; // elements
   int m, n, k;
@@ -36,6 +38,9 @@ struct Params {
   int raster;   // row tiles walked before the next column tile
   int reduction;
   int out_bf16;
+#ifdef PLANTED
+  int spin;  // clocks
+#endif
 };
 
 template <bool BF16>
@@ -234,11 +239,7 @@ __device__ __forceinline__ void sum_partials(float* tile, int parts, int group, 
   }
 }
 
-}  // namespace cake
-
-extern "C" __global__ void __launch_bounds__(cake::THREADS)
-router_sm80(const __grid_constant__ cake::Params p) {
-  using namespace cake;
+__device__ __forceinline__ void router(const Params& p) {
   extern __shared__ __align__(16) char smem[];
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");  // programmatic dependent launch: inputs may be the last kernel's
@@ -291,7 +292,7 @@ router_sm80(const __grid_constant__ cake::Params p) {
     store_tile(p, wm, wn, sum);
     return;
   }
-  unsigned* counter = p.counter + 2 * (long long)blockIdx.x;
+  unsigned* counter = p.counter + COUNTERS * (long long)blockIdx.x;
   if (p.reduction == ORDERED) {
     float* tile = p.partial + (long long)blockIdx.x * parts * BM * BN;
     write_partial(tile + (long long)part * BM * BN, sum);
@@ -318,4 +319,14 @@ router_sm80(const __grid_constant__ cake::Params p) {
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) + 1 == parts) counter[0] = counter[1] = 0;
   }
+}
+
+}  // namespace cake
+
+extern "C" __global__ void __launch_bounds__(cake::THREADS)
+router_sm80(const __grid_constant__ cake::Params p) {
+  cake::router(p);
+#ifdef PLANTED
+  cake::spin_last(p.counter + COUNTERS * (long long)gridDim.x, p.spin);
+#endif
 }
