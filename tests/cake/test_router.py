@@ -245,6 +245,18 @@ def test_entry_cache_is_bounded_and_cleared(device, monkeypatch):
     assert len(router._entries) == 0
 
 
+def test_entries_in_use_outlive_idle_ones(monkeypatch):
+    monkeypatch.setattr(router._entries, "_limit", 3)
+    calls = [inputs(t, 8, 8, "cpu") for t in range(1, 6)]
+    for tensors in calls[:3]:
+        call("fwd", tensors)
+    call("fwd", calls[3])  # passes over all three, then drops the oldest
+    call("fwd", calls[1])
+    call("fwd", calls[4])
+    kept = {key[1][0][0] for key in router._entries._kept}
+    assert kept == {2, 4, 5}
+
+
 @pytest.mark.parametrize("op", list(OPS))
 @pytest.mark.parametrize("given", [True, False])
 def test_prepared_ops(device, op, given):
