@@ -11,6 +11,7 @@ VENV_FLAGS ?=
 WHEELHOUSE ?=
 PRESET ?=
 ARGS ?=
+BASE ?=
 PY ?= 3.12
 BIN := $(VENV)/bin
 
@@ -35,7 +36,7 @@ bracket = $(if $(strip $1),[$(subst $(space),$(comma),$(strip $1))])
 PIP_FLAGS := $(if $(WHEELHOUSE),--no-index --find-links $(abspath $(WHEELHOUSE)))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_FLAGS)
 
-.PHONY: help setup bench test lint format wheelhouse clean
+.PHONY: help setup bench gate test lint format wheelhouse clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -69,6 +70,11 @@ setup: $(VENV)/.stamp-setup ## create .venv and install
 bench: $(VENV)/.stamp-setup ## measure the router suite on the device found; the last line is the report's path
 	@echo "==> measuring the router suite$(if $(PRESET), with preset $(PRESET))"
 	@$(BIN)/cake-bench run --suite router $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+
+gate: $(VENV)/.stamp-setup ## measure against the cake of a git ref (BASE=main); fails where a row is slower
+	@test -n "$(BASE)" || { echo "name the git ref to gate against: make gate BASE=main" >&2; exit 2; }
+	@echo "==> gating against $(BASE)$(if $(PRESET), with preset $(PRESET))"
+	@$(BIN)/cake-bench gate --previous "$(BASE)" --suite router $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 test: $(VENV)/.stamp-test ## run the tests (those that need a GPU are skipped where there is none)
 	@echo "==> running the tests"

@@ -1,8 +1,20 @@
-"""``python -m bench`` is ``cake-bench``."""
+"""``python -m bench`` is ``cake-bench``, and so is the installed command: :func:`main`."""
 
 from __future__ import annotations
 
-from bench.cli import app
+import sys
+
+
+def main() -> None:
+    """The command line. Ctrl-C while it is still importing (seconds, for torch) is one line and code 2."""
+    try:
+        from bench.cli import app
+
+        app(prog_name="cake-bench")
+    except KeyboardInterrupt:
+        print("error: interrupted before the first row", file=sys.stderr)
+        sys.exit(2)
+
 
 if __name__ == "__main__":
-    app(prog_name="cake-bench")
+    main()

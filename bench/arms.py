@@ -5,14 +5,17 @@ closed over.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import ModuleType
+from typing import Any, Literal
 
 import cake
 from baselines.gemm import Call, Launch, Library, Unsupported
 from bench.model import Candidate, Picks
+from bench.previous import program_digest
 from bench.search import fastest, searched
 from bench.suites import Row, Tensors
 
@@ -27,13 +30,16 @@ class Prepared:
     it).
 
     ``calls`` has one :class:`~baselines.gemm.Call` a GEMM, in the order of ``row.gemms``; ``program`` and
-    ``partition`` describe cake's plans.
+    ``partition`` describe cake's plans, ``digest`` what its programs are made of. ``deterministic()`` does
+    the op once with deterministic=True, where its bits are to be compared between versions.
     """
 
     run: Callable[[], None]
     calls: tuple[Call, ...] = ()
     program: str | None = None
     partition: str | None = None
+    digest: str | None = None
+    deterministic: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class Arm:
     ``prepare(row, tensors)`` returns a :class:`Prepared`, or just a callable; it raises
     :class:`baselines.gemm.Unsupported` where the arm cannot do the row (the reason becomes the cell's).
     ``run()`` must write ``tensors.out``, ``tensors.dX`` and ``tensors.dW`` as the op needs. In graph mode
-    ``run`` is captured once and replayed. ``kind`` is ``cake``, ``library`` or ``user``. ``native`` names the
-    arm that an emulated arm must differ from.
+    the arm is prepared several times, and each ``run`` is captured once and replayed. ``kind`` is ``cake``,
+    ``library`` or ``user``. ``native`` names the arm that an emulated arm must differ from.
     """
 
     name: str
@@ -70,11 +76,22 @@ SEQUENCE = "sequence"
 CONTROL = "control"
 #: The arm every ratio is over, and the arm that is the user's default.
 CAKE, CAKE_DET = "cake", "cake_det"
+#: What ``cake`` is in another version of the package.
+CAKE_PREV = "cake_prev"
 
 
-def cake_arms() -> list[Arm]:
-    """``cake`` (atomics allowed), ``control`` (the same again) and ``cake_det`` (the user's default)."""
-    return [_cake_arm(CAKE, False), _cake_arm(CONTROL, False), _cake_arm(CAKE_DET, True)]
+def cake_arms(previous: ModuleType | None = None) -> list[Arm]:
+    """``cake`` (atomics allowed), ``control`` (the same again) and ``cake_det`` (the user's default).
+
+    With another version of the package also ``cake_prev``, its ``cake``; then both give their deterministic
+    bits too.
+    """
+    arms = [
+        _cake_arm(CAKE, cake, False, compared=previous is not None),
+        _cake_arm(CONTROL, cake, False),
+        _cake_arm(CAKE_DET, cake, True),
+    ]
+    return arms if previous is None else [*arms, _cake_arm(CAKE_PREV, previous, False, compared=True)]
 
 
 def library_arms(libraries: Sequence[Library], picks: Picks) -> list[Arm]:
@@ -104,13 +121,15 @@ def load_arms(path: Path, taken: Iterable[str] = ()) -> list[Arm]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # a script that calls sys.exit() would end the program in silence
         raise ArmsError(f"arm file {path} could not be imported: {type(e).__name__}: {e}") from e
     arms: Any = getattr(module, "ARMS", None)
     if not isinstance(arms, (list, tuple)) or not arms or not all(isinstance(a, Arm) for a in arms):
         raise ArmsError(f"arm file {path}: needs a non-empty list ARMS of bench.arms.Arm, has {arms!r}")
     seen = set(taken)
     for arm in arms:
+        if not isinstance(arm.name, str) or not arm.name.strip():
+            raise ArmsError(f"arm file {path}: an arm's name is {arm.name!r}; needs text that is not empty")
         if arm.name in seen:
             raise ArmsError(f"arm file {path}: the name {arm.name!r} is taken; names must be unique")
         seen.add(arm.name)
@@ -121,46 +140,96 @@ def load_arms(path: Path, taken: Iterable[str] = ()) -> list[Arm]:
 _FUNCTIONS = {"fwd": "router_forward", "dgrad": "router_dgrad", "wgrad": "router_wgrad"}
 
 
-def _cake_arm(name: str, deterministic: bool) -> Arm:
+def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: bool = False) -> Arm:
+    """An arm of a version of cake; ``compared``: its deterministic bits are wanted as well."""
+
     def prepare(row: Row, t: Tensors) -> Prepared:
-        needs: dict[str, dict[str, Any]] = {
-            "fwd": {"X": t.X, "W": t.W, "out": t.out},
-            "dgrad": {"G": t.G, "W": t.W, "out": t.dX},
-            "wgrad": {"G": t.G, "X": t.X, "out": t.dW},
-            "bwd": {"G": t.G, "X": t.X, "W": t.W, "out": (t.dX, t.dW)},
-            "2fwd+bwd": {"G": t.G, "X": t.X, "W": t.W, "out": (t.out, t.dX, t.dW)},
-        }
-        op = cast(Any, row.op)  # one of cake's five ops: suites.OPS has the same
-        bound = cake.prepare_router(op, **needs[row.op], deterministic=deterministic)
+        def bound(det: bool) -> Any:
+            return package.prepare_router(row.op, **operands(row.op, t), deterministic=det)
+
+        def once() -> None:
+            bound(True)() if row.mode == "graph" else _eager_cake(package, row.op, t, True)()
+
+        used: dict[str, tuple[str, ...]] = {"prepare_router": ("X", "W", "G", "out", "deterministic")}
+        if row.mode == "eager":
+            used |= dict.fromkeys(_eager_functions(row.op), ("out", "deterministic"))
+        if lacking := lacks(package, used):
+            raise Unsupported(lacking)
+        try:
+            launch = bound(deterministic)
+        except (TypeError, ValueError) as e:
+            if package is cake:
+                raise
+            # Its own words for a call it does not take: an op or a dtype that came later.
+            raise Unsupported(f"this version says: {type(e).__name__}: {e}") from e
+        plans = tuple(getattr(launch, "plans", ()))
+        texts = [str(p) for p in plans] if len(plans) == len(row.gemms) else [""] * len(row.gemms)
         calls = tuple(
-            Call(library="cake", function=_FUNCTIONS[kind], algorithm=str(plan))
-            for kind, plan in zip(row.gemms, bound.plans, strict=True)
+            Call(library="cake", function=_FUNCTIONS[kind], algorithm=text)
+            for kind, text in zip(row.gemms, texts, strict=True)
         )
-        run = bound if row.mode == "graph" else _eager_cake(row.op, t, deterministic)
+        keys = list(dict.fromkeys(key for p in plans if (key := getattr(p, "program", None)) is not None))
+        cuts = [str(cut) for p in plans if (cut := getattr(p, "partition", None)) is not None]
+        digests = [program_digest(package, key) for key in keys]
         return Prepared(
-            run,
+            launch if row.mode == "graph" else _eager_cake(package, row.op, t, deterministic),
             calls,
-            program=" + ".join(dict.fromkeys(str(p.program) for p in bound.plans)),
-            partition=" + ".join(str(p.partition) for p in bound.plans),
+            program=" + ".join(map(str, keys)) or None,
+            partition=" + ".join(cuts) or None,
+            digest="+".join(d[:16] for d in digests if d) if digests and all(digests) else None,
+            deterministic=once if compared else None,
         )
 
     return Arm(name, prepare, "cake")
 
 
-def _eager_cake(op: str, t: Tensors, det: bool) -> Callable[[], None]:
+def operands(op: str, t: Tensors) -> dict[str, Any]:
+    """The tensors of an op, by the names of ``cake.prepare_router``'s arguments."""
+    by_op: dict[str, dict[str, Any]] = {
+        "fwd": {"X": t.X, "W": t.W, "out": t.out},
+        "dgrad": {"G": t.G, "W": t.W, "out": t.dX},
+        "wgrad": {"G": t.G, "X": t.X, "out": t.dW},
+        "bwd": {"G": t.G, "X": t.X, "W": t.W, "out": (t.dX, t.dW)},
+        "2fwd+bwd": {"G": t.G, "X": t.X, "W": t.W, "out": (t.out, t.dX, t.dW)},
+    }
+    return by_op[op]
+
+
+def lacks(package: ModuleType, used: Mapping[str, Sequence[str]]) -> str:
+    """What a version of cake lacks of the functions and keywords named, in words; empty if nothing."""
+    for name, keywords in used.items():
+        function = getattr(package, name, None)
+        if function is None:
+            return f"this version has no {name}"
+        known = inspect.signature(function).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            continue
+        for keyword in keywords:
+            if keyword not in known:
+                return f"{name} of this version has no option {keyword}"
+    return ""
+
+
+def _eager_functions(op: str) -> tuple[str, ...]:
+    """The public functions that the calls of an op use."""
+    both = "router_backward"
+    return {"bwd": (both,), "2fwd+bwd": (_FUNCTIONS["fwd"], both)}.get(op) or (_FUNCTIONS[op],)
+
+
+def _eager_cake(package: ModuleType, op: str, t: Tensors, det: bool) -> Callable[[], None]:
     """The calls a user writes for the op, with ``out=`` given (an allocation is not what is compared)."""
 
     def fwd() -> None:
-        cake.router_forward(t.X, t.W, out=t.out, deterministic=det)
+        package.router_forward(t.X, t.W, out=t.out, deterministic=det)
 
     def dgrad() -> None:
-        cake.router_dgrad(t.G, t.W, out=t.dX, deterministic=det)
+        package.router_dgrad(t.G, t.W, out=t.dX, deterministic=det)
 
     def wgrad() -> None:
-        cake.router_wgrad(t.G, t.X, out=t.dW, deterministic=det)
+        package.router_wgrad(t.G, t.X, out=t.dW, deterministic=det)
 
     def bwd() -> None:
-        cake.router_backward(t.G, t.X, t.W, out=(t.dX, t.dW), deterministic=det)
+        package.router_backward(t.G, t.X, t.W, out=(t.dX, t.dW), deterministic=det)
 
     def step() -> None:
         fwd()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import cache
 
@@ -9,15 +10,29 @@ import torch
 
 
 def capture(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Capture one call of ``run``; it is called once before, since first calls may compile or allocate."""
+    """Capture one call of ``run``; it is called once before, since first calls may compile or allocate.
+
+    ``torch.cuda.graph`` would also empty torch's cache of device memory, which costs milliseconds a capture:
+    a run makes thousands.
+    """
     stream = _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
+    collecting = gc.isenabled()
+    gc.disable()  # a collection that frees something of CUDA's would break the capture
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            try:
+                run()
+            finally:
+                graph.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
     return graph
 
 

@@ -6,14 +6,30 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.arms import CAKE, CAKE_DET, CONTROL
-from bench.model import ArmFacts, CallFacts, Cell, Cells, Manifest, RowFacts
-from bench.statistics import JUDGEMENT, Array, Judgement, control_range, median_us, paired_ratio, verdict
+import numpy as np
+
+from bench.arms import CAKE, CAKE_DET, CAKE_PREV, CONTROL
+from bench.model import Again, ArmFacts, CallFacts, Cell, Cells, Manifest, RowFacts, Status
+from bench.statistics import (
+    JUDGEMENT,
+    Array,
+    Judgement,
+    Sampling,
+    control_range,
+    median_us,
+    paired_ratio,
+    slower_passes,
+    verdict,
+)
 
 SOTA = "sota"
 Samples = Mapping[str, Array]
 #: Host time per call in us, by (row key, arm).
 HostTimes = Mapping[tuple[str, str], float]
+#: A row's facts and samples.
+Measured = tuple[RowFacts, Samples]
+#: Verdicts against a version of cake that stand only if measuring the row again repeats them.
+FLAGS = ("faster", "slower")
 
 
 def make_cells(
@@ -21,10 +37,15 @@ def make_cells(
     rows: Sequence[tuple[RowFacts, Samples]],
     host: HostTimes | None = None,
     judgement: Judgement = JUDGEMENT,
+    again: Mapping[str, Measured] | None = None,
 ) -> Cells:
-    """All cells of a run, rows in the manifest's order; rows that are not finished are listed as missing."""
+    """All cells of a run, rows in the manifest's order; rows that are not finished are listed as missing.
+
+    ``again`` holds the re-measurements of flagged rows, by key.
+    """
+    repeats = again or {}
     cells = [
-        cell
+        _confirmed(cell, manifest, repeats.get(facts.key), judgement)
         for facts, samples in rows
         for cell in _row_cells(manifest, facts, samples, host or {}, judgement)
     ]
@@ -32,6 +53,61 @@ def make_cells(
     return Cells(
         cells=tuple(_with_control(cells)), missing=tuple(key for key in manifest.rows if key not in done)
     )
+
+
+def flagged(
+    manifest: Manifest,
+    rows: Iterable[Measured],
+    again: Mapping[str, Measured],
+    judgement: Judgement = JUDGEMENT,
+) -> list[str]:
+    """The keys of the rows that are flagged against a version of cake and have no re-measurement yet."""
+    keys = []
+    for facts, samples in rows:
+        cell = _previous_cell(manifest, facts, samples, judgement)
+        if cell and cell.verdict in FLAGS:
+            repeat = again.get(facts.key)
+            confirmed = _confirmed(cell, manifest, repeat, judgement)
+            if confirmed.again is None:
+                keys.append(facts.key)
+    return keys
+
+
+def _previous_cell(
+    manifest: Manifest, facts: RowFacts, samples: Samples, judgement: Judgement
+) -> Cell | None:
+    arm = next((a for a in facts.arms if a.arm == CAKE_PREV), None)
+    return _arm_cell(manifest, facts, arm, samples, {}, CAKE, judgement) if arm else None
+
+
+def _confirmed(cell: Cell, manifest: Manifest, repeat: Measured | None, judgement: Judgement) -> Cell:
+    """A cell of the previous version with what its re-measurement says; any other cell as it is.
+
+    A flag that was not measured again is ``unclear``; one that the repeat contradicts is ``same``.
+    """
+    first = cell.verdict
+    if cell.arm != CAKE_PREV or first is None:
+        return cell
+    if first not in FLAGS:
+        return cell.model_copy(update={"first_verdict": first})
+    pending: dict[str, Any] = {"first_verdict": first, "verdict": "unclear"}
+    if repeat is None:
+        return cell.model_copy(update={**pending, "reason": f"flagged {first}, not measured again"})
+    second = _previous_cell(manifest, *repeat, judgement)
+    if second is None or second.us is None or second.ratio is None or second.verdict is None:
+        why = (second.reason or second.status) if second else f"{CAKE_PREV} was not an arm then"
+        reason = f"flagged {first}; measured again without a ratio: {why}"
+        return cell.model_copy(update={**pending, "reason": reason})
+    made = Again(
+        us=second.us,
+        over_us=second.us / second.ratio,
+        ratio=second.ratio,
+        ratio_lo=second.ratio_lo,
+        ratio_hi=second.ratio_hi,
+        verdict=second.verdict,
+    )
+    update = {"first_verdict": first, "verdict": first if made.verdict == first else "same", "again": made}
+    return cell.model_copy(update=update)
 
 
 def describe(calls: Iterable[CallFacts]) -> str:
@@ -45,7 +121,8 @@ def _row_cells(
 ) -> list[Cell]:
     cells = [_arm_cell(manifest, facts, arm, samples, host, CAKE, judgement) for arm in facts.arms]
     libraries = [arm for arm in facts.arms if arm.kind == "library"]
-    times = {arm.arm: us for arm in libraries if (us := _us(arm, samples)) is not None}
+    sampling = Sampling(manifest.form, facts.units)
+    times = {arm.arm: us for arm in libraries if (us := _us(arm, samples, sampling)) is not None}
     for over in (CAKE, CAKE_DET):
         if not libraries or not any(arm.arm == over for arm in facts.arms):
             continue
@@ -54,16 +131,15 @@ def _row_cells(
             cell = _arm_cell(manifest, facts, best, samples, host, over, judgement)
             cells.append(cell.model_copy(update={"arm": SOTA, "call": f"{best.arm}: {cell.call}"}))
         else:
-            reasons = "; ".join(f"{arm.arm} {arm.status}: {arm.reason or 'no time'}" for arm in libraries)
+            untimed = f"timer {manifest.timer.name} measures no intervals"
+            reasons = "; ".join(f"{arm.arm} {arm.status}: {arm.reason or untimed}" for arm in libraries)
             cell = _arm_cell(manifest, facts, libraries[0], {}, {}, over, judgement)
             cells.append(
                 cell.model_copy(
                     update={
                         "arm": SOTA,
                         "call": "",
-                        "status": "unsupported"
-                        if all(a.status == "unsupported" for a in libraries)
-                        else "error",
+                        "status": _without_time(libraries),
                         "reason": f"no library call has a time ({reasons})",
                     }
                 )
@@ -71,8 +147,14 @@ def _row_cells(
     return cells
 
 
-def _us(arm: ArmFacts, samples: Samples) -> float | None:
-    return median_us(samples[arm.arm]) if arm.status == "ok" and arm.arm in samples else None
+def _without_time(libraries: Sequence[ArmFacts]) -> Status:
+    """The status of a SOTA without a time: an error only if something failed."""
+    found = {arm.status for arm in libraries}
+    return "ok" if "ok" in found else "unsupported" if found == {"unsupported"} else "error"
+
+
+def _us(arm: ArmFacts, samples: Samples, sampling: Sampling) -> float | None:
+    return median_us(samples[arm.arm], sampling) if arm.status == "ok" and arm.arm in samples else None
 
 
 def _arm_cell(
@@ -84,7 +166,8 @@ def _arm_cell(
     over: str,
     judgement: Judgement,
 ) -> Cell:
-    us = _us(arm, samples)
+    sampling = Sampling(manifest.form, facts.units)
+    us = _us(arm, samples, sampling)
     accuracy = arm.accuracy_after or arm.accuracy_before
     fields: dict[str, Any] = {}
     reason = arm.reason
@@ -92,10 +175,11 @@ def _arm_cell(
     if us is None and arm.status == "ok":
         reason = reason or f"timer {manifest.timer.name} measures no intervals"
     if arm.arm != over and us is not None:
-        over_us = _us(base, samples) if base else None
+        over_us = _us(base, samples, sampling) if base else None
         ratio = None
         if over_us is not None:
-            ratio = paired_ratio(samples[arm.arm], samples[over], f"{facts.key}/{arm.arm}/{over}", judgement)
+            key = f"{facts.key}/{arm.arm}/{over}"
+            ratio = paired_ratio(samples[arm.arm], samples[over], key, judgement, sampling)
         if ratio is None or over_us is None:
             why = (base.reason or base.status) if base else "not an arm here"
             reason = reason or f"no ratio: {over} has no time ({why})"
@@ -106,12 +190,13 @@ def _arm_cell(
                 "ratio_hi": ratio.hi,
                 "verdict": verdict(ratio, us, over_us, manifest.timer.tick_us, judgement),
             }
+            if manifest.form == "passes":
+                slower = slower_passes(samples[arm.arm], samples[over], manifest.timer.tick_us)
+                fields["slower_passes"] = slower
     return Cell(
         gpu=manifest.device.name,
         arch=manifest.device.arch,
         sms=manifest.device.sms,
-        node=manifest.node,
-        devices=1,
         suite=facts.suite,
         op=facts.op,
         mode=facts.mode,
@@ -130,14 +215,68 @@ def _arm_cell(
         host_us=host.get((facts.key, arm.arm)) if arm.status == "ok" else None,
         program=arm.program,
         partition=arm.partition,
-        bits_equal=arm.bits == arm.bits_after if arm.bits and arm.bits_after else None,
-        cublas=_cublas(manifest),
-        layout=manifest.layout,
+        bits_equal=_bits_equal(arm, base),
+        changed=_changed(arm, base) if arm.arm == CAKE_PREV and base else (),
+        **_ran_on(manifest, facts, samples.get(arm.arm)),
         **fields,
     )
 
 
-def _cublas(manifest: Manifest) -> str:
+def _bits_equal(arm: ArmFacts, base: ArmFacts | None) -> bool | None:
+    """Whether outputs have equal bits: a previous version's with the working tree's, else before and after
+    timing; ``None`` where one of them is not known.
+    """
+    one, other = arm.bits, arm.bits_after
+    if arm.arm == CAKE_PREV:
+        one, other = arm.det_bits, base.det_bits if base else None
+    return one == other if one and other else None
+
+
+def _changed(previous: ArmFacts, new: ArmFacts) -> tuple[str, ...]:
+    """What of a row differs between two versions of cake; what is not known of both counts as equal."""
+
+    def plans(arm: ArmFacts) -> tuple[str, ...] | None:
+        texts = tuple(call.algorithm for call in arm.calls)
+        return texts if all(texts) else None
+
+    pairs: list[tuple[str, Any, Any]] = [
+        ("program", previous.program, new.program),
+        ("program", previous.program_digest, new.program_digest),
+        ("plan", plans(previous), plans(new)),
+        ("partition", previous.partition, new.partition),
+        ("bits", previous.det_bits, new.det_bits),
+    ]
+    return tuple(dict.fromkeys(name for name, one, other in pairs if one and other and one != other))
+
+
+def _ran_on(manifest: Manifest, facts: RowFacts, samples: Array | None) -> dict[str, Any]:
+    """Node, number of GPUs, cuBLAS version and layout; in a merged run, of the groups behind the cell."""
+    if not facts.blocks:
+        return {
+            "node": manifest.node,
+            "devices": 1,
+            "cublas": cublas_version(manifest),
+            "layout": manifest.layout,
+        }
+    blocks, first = [], 0
+    for block in facts.blocks:
+        if samples is not None and np.isfinite(samples[first : first + block.groups]).any():
+            blocks.append(block)
+        first += block.groups
+    used = blocks or list(facts.blocks)
+
+    def joined(words: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(word for word in words if word))
+
+    return {
+        "node": joined(b.node for b in used),
+        "devices": len({(b.node, b.gpu) for b in used}),
+        "cublas": joined(b.cublas for b in used),
+        "layout": joined(b.layout for b in used),
+    }
+
+
+def cublas_version(manifest: Manifest) -> str:
     """The version of the one cuBLAS that the process had; empty where none was used."""
     found = re.search(r"cuBLAS(?:Lt)? (\d[\d.]*)", " ".join(manifest.libraries.values()))
     return found[1] if found else ""

@@ -22,10 +22,18 @@ from bench.arms import SEQUENCE, Arm, Prepared
 from bench.capture import capture
 from bench.model import SAMPLE_COLUMNS, Accuracy, ArmFacts, CallFacts, ClockReading, Flag, RowFacts, Status
 from bench.presets import Preset
-from bench.schedule import position_counts, rotation
+from bench.schedule import passes, position_counts, rotation
 from bench.suites import Row, Tensors
 from bench.timers import Timer
 
+#: How many times an arm is prepared and captured in graph mode; the instances take turns from group to group.
+#: Where an instance's workspace and graph lie in memory moves its time for its whole life: on an H200 5 of 41
+#: pairs of equal calls differed by 0.4 to 0.7 % throughout (t > 3), which no number of steps averages out and
+#: a control of its own cannot show. Five shrink that to a third of one (0.02 % false alarms instead of 2 %).
+#: In eager mode the calls share their stream's workspace, and nothing of the kind was seen.
+INSTANCES = 5
+#: Share of a row's steps that may be void before the arm's reason says so.
+VOIDED_SHARE = 0.05
 #: How often a group is measured again because the GPU slowed down for heat or a hardware reason.
 REPEATS = 2
 
@@ -64,12 +72,14 @@ class Work:
     status: Status = "ok"
     reason: str = ""
     prepared: Prepared | None = None
-    launch: Callable[[], None] | None = None
+    #: Its instances, each of which does the op.
+    launches: list[Callable[[], None]] = field(default_factory=list)
     kernels: tuple[str, ...] = ()
     before: Accuracy | None = None
     after: Accuracy | None = None
     bits: str | None = None
     bits_after: str | None = None
+    det_bits: str | None = None
     #: Whether the bits of its outputs are wanted: those of cake's arms, of emulated ones and their native
     #: calls.
     hashed: bool = False
@@ -78,7 +88,7 @@ class Work:
 
     def fail(self, status: Status, reason: str) -> None:
         """Give up on the arm: it keeps its reason, and nothing more is run of it."""
-        self.status, self.reason, self.launch = status, reason, None
+        self.status, self.reason, self.launches = status, reason, []
 
     @property
     def alive(self) -> bool:
@@ -143,19 +153,20 @@ def _guard(bench: Bench, row: Row, work: Work, step: Callable[[], None]) -> None
         except Exception as gone:
             raise ContextLost(
                 f"arm {work.arm.name} on {row.key} broke the CUDA context ({type(e).__name__}: {e}); "
-                "finished rows are kept: leave the arm out and --resume the run"
+                "finished rows are kept; if it does so again, start a new run without the arm"
             ) from gone
 
 
 def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: Work) -> None:
     accuracy.poison(row, tensors)
     work.prepared = work.arm.bind(row, tensors)
+    launches = [work.prepared.run]
     if row.mode == "graph":
-        launch = capture(work.prepared.run).replay
+        instances = min(INSTANCES, bench.preset.groups) if bench.timer else 1
+        again = (work.arm.bind(row, tensors) for _ in range(instances - 1))
+        launches = [_captured(prepared) for prepared in (work.prepared, *again)]
         accuracy.poison(row, tensors)
-    else:
-        launch = work.prepared.run
-    launch()
+    launches[0]()
     _synchronize(bench)
     work.before = accuracy.measure(row, tensors, refs, bench.budget)
     if work.hashed:
@@ -163,9 +174,21 @@ def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: W
     if missed := accuracy.failure(work.before, bench.budget):
         work.fail("inaccurate", missed)
         return
-    work.launch = launch
+    work.launches = launches
+    if work.prepared.deterministic is not None:
+        work.det_bits = _deterministic_bits(bench, row, tensors, work.prepared.deterministic)
     if bench.timer is not None:
-        work.kernels = _kernels_of(bench.timer, bench, launch)
+        work.kernels = _kernels_of(bench.timer, bench, launches[0])
+
+
+def _captured(prepared: Prepared) -> Callable[[], None]:
+    """Replays a graph of the op; keeps what the graph works on."""
+    graph = capture(prepared.run)
+
+    def replay(kept: Prepared = prepared) -> None:
+        graph.replay()
+
+    return replay
 
 
 def _kernels_of(timer: Timer, bench: Bench, launch: Callable[[], None]) -> tuple[str, ...]:
@@ -210,7 +233,8 @@ def _time_groups(
         progress(1.0)
         return [], [], 0
     by_name = {w.arm.name: w for w in works}
-    orders = rotation(list(by_name), bench.preset.groups)
+    ordered = passes if bench.preset.form == "passes" else rotation
+    orders = ordered(list(by_name), bench.preset.groups)
     readings: list[ClockReading] = []
     repeated = 0
     for group, order in enumerate(orders):
@@ -243,18 +267,20 @@ def _one_group(
         work = works[name]
         if not work.alive:
             continue
-        steps: list[Any] = []
+        steps = samples.get(name, [])  # of the way there, on a pass's way back
 
         def visit(work: Work = work, steps: list[Any] = steps, position: int = position) -> None:
-            assert work.launch is not None
             times = timer.visit(
-                work.launch,
+                work.launches[group % len(work.launches)],
                 cold=bench.cold,
                 untimed=bench.preset.untimed,
                 steps=bench.preset.steps,
                 expected=work.kernels or None,
             )
-            steps += [(work.arm.name, group, position, step, t.us, t.void) for step, t in enumerate(times)]
+            first = len(steps)
+            steps += [
+                (work.arm.name, group, position, step, t.us, t.void) for step, t in enumerate(times, first)
+            ]
 
         _guard(bench, row, work, visit)
         if work.alive:
@@ -269,12 +295,18 @@ def _check_samples(work: Work) -> None:
     if all(us is None for *_, us, _ in work.samples):
         reason, count = Counter(void for *_, void in work.samples).most_common(1)[0]
         work.fail("error", f"none of {len(work.samples)} steps has a time; {count} because: {reason}")
+        return
+    voids = Counter(void for *_, us, void in work.samples if us is None)
+    if voids.total() > VOIDED_SHARE * len(work.samples):
+        reason, count = voids.most_common(1)[0]
+        work.reason = (
+            f"{voids.total()} of {len(work.samples)} steps are void, {count} of them because: {reason}"
+        )
 
 
 def _check_again(bench: Bench, row: Row, tensors: Tensors, refs: References, work: Work) -> None:
-    assert work.launch is not None
     accuracy.poison(row, tensors)
-    work.launch()
+    work.launches[-1]()  # the instance that was not seen before
     _synchronize(bench)
     work.after = accuracy.measure(row, tensors, refs, bench.budget)
     if work.arm.kind == "cake":
@@ -289,6 +321,18 @@ def _bits(row: Row, tensors: Tensors) -> str:
     for kind in dict.fromkeys(row.gemms):
         digest.update(tensors.output(kind).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _deterministic_bits(bench: Bench, row: Row, tensors: Tensors, call: Callable[[], None]) -> str | None:
+    """The bits of one deterministic call; ``None`` where it fails, which is not the arm's own failure."""
+    accuracy.poison(row, tensors)
+    try:
+        call()
+    except Exception:
+        _synchronize(bench)  # raises where the context went with it
+        return None
+    _synchronize(bench)
+    return _bits(row, tensors)
 
 
 def _facts(row: Row, work: Work) -> ArmFacts:
@@ -317,7 +361,9 @@ def _facts(row: Row, work: Work) -> ArmFacts:
         accuracy_after=work.after,
         program=work.prepared.program if work.prepared else None,
         partition=work.prepared.partition if work.prepared else None,
+        program_digest=work.prepared.digest if work.prepared else None,
         bits=work.bits if work.arm.kind == "cake" else None,
+        det_bits=work.det_bits,
         bits_after=work.bits_after,
         voided=sum(us is None for *_, us, _ in work.samples),
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from baselines import provenance
 from bench.clocks import full_uuid, nvml, nvml_handle
 from bench.model import Device, Flag
 
@@ -76,13 +77,21 @@ def check_environment(
     library, handle = nvml(), nvml_handle(chosen)
     if handle is None:
         return ()
-    own_context = _context_exists(chosen.index or 0)
     if _mig_enabled(library, handle):
         raise EnvironmentRefused(
             f"{chosen} is in MIG mode: a slice has its own, smaller L2 and SM count; "
             "measure a whole GPU (nvidia-smi -i <gpu> -mig 0)"
         )
-    return ("shared-gpu",) if strangers(_compute_pids(library, handle), os.getpid(), own_context) else ()
+    return ("shared-gpu",) if shared_gpu(chosen) else ()
+
+
+def shared_gpu(device: torch.device) -> bool:
+    """Whether another process is on the GPU now; false on a CPU, and where NVML cannot say."""
+    handle = nvml_handle(device) if device.type == "cuda" else None
+    if handle is None:
+        return False
+    own_context = _context_exists(device.index or 0)
+    return bool(strangers(_compute_pids(nvml(), handle), os.getpid(), own_context))
 
 
 def refuse_variables(environ: Mapping[str, str]) -> None:
@@ -171,7 +180,7 @@ def cpu_name(cpuinfo: str) -> str:
 def versions() -> dict[str, str]:
     """Versions of what takes part in a run; parts that are not installed are left out.
 
-    ``cublas-wheel`` is the installed wheel: which cuBLAS was really mapped is a call's own provenance.
+    ``cublas-wheel`` is the installed wheel, ``cublas`` the one that this process has mapped.
     """
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for name, distributions in _DISTRIBUTIONS.items():
@@ -179,6 +188,8 @@ def versions() -> dict[str, str]:
             found[name] = version
     if torch.version.cuda:
         found["cuda-runtime"] = torch.version.cuda
+    if cublas := _mapped_cublas():
+        found["cublas"] = cublas
     if nvrtc := _nvrtc():
         found["nvrtc"] = nvrtc
     if driver := _text(_ask("nvmlSystemGetDriverVersion")):
@@ -231,6 +242,15 @@ def _distribution(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _mapped_cublas() -> str:
+    """The version of the cuBLAS that this process has loaded; empty where it has none, or more than one."""
+    try:
+        path = provenance.only_mapped("libcublas.so")
+        return provenance.library_version(path, "cublasGetProperty") if path else ""
+    except (OSError, RuntimeError, AttributeError):
         return ""
 
 

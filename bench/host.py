@@ -30,6 +30,7 @@ from baselines.gemm import Unsupported
 from bench.arms import Arm, cake_arms, library_arms, load_arms
 from bench.capture import capture
 from bench.model import Picks
+from bench.previous import import_package
 from bench.suites import Row, Tensors, router_tensors
 
 #: Calls between two syncs. A GPU's queue holds about 1,000 launches; 20 calls of 4 GEMMs stay far below, so
@@ -93,10 +94,12 @@ def host_times(
     picks: Path,
     arms_file: Path | None = None,
     problems: list[str] | None = None,
+    previous: Path | None = None,
 ) -> Times:
     """Host us per call of every arm on every row it can do; in graph mode a call is one replay.
 
-    ``picks`` is the run's ``picks.json``, ``arms_file`` the user's arm file. What could not be measured is
+    ``picks`` is the run's ``picks.json``, ``arms_file`` the user's arm file, ``previous`` the folder of the
+    previous version's package. What could not be measured is
     missing, and said in ``problems`` if given. Raises :class:`HostTimesFailed` where the child cannot even
     start measuring.
     """
@@ -109,6 +112,7 @@ def host_times(
         "picks": str(picks),
         "arms_file": None if arms_file is None else str(arms_file),
         "workspace_bytes": WORKSPACE_BYTES,
+        "previous": None if previous is None else str(previous),
     }
     return collect(job, [sys.executable, "-m", "bench.host"], problems)
 
@@ -240,7 +244,11 @@ def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     path = Path(job["picks"])
     picks = Picks.model_validate_json(path.read_bytes()) if path.is_file() else Picks()
     # Before the first torch.mm, like in the run itself: torch reads its workspace size once.
-    own = [*cake_arms(), *library_arms(baselines.libraries(device.type, job["workspace_bytes"]), picks)]
+    previous = import_package(Path(job["previous"])) if job.get("previous") else None
+    own = [
+        *cake_arms(previous),
+        *library_arms(baselines.libraries(device.type, job["workspace_bytes"]), picks),
+    ]
     user = load_arms(Path(job["arms_file"]), [a.name for a in own]) if job["arms_file"] else []
     arms = [a for a in (*own, *user) if a.name in set(job["arms"])]
     skip = {tuple(key) for key in job.get("skip", ())}

@@ -54,7 +54,9 @@ class Accuracy(_Model):
 class ArmFacts(_Model):
     """What is known of one arm on one row, besides its samples.
 
-    ``bits`` and ``bits_after`` are SHA-256 of the op's outputs before and after timing (cake's arms only).
+    ``bits`` and ``bits_after`` are SHA-256 of the op's outputs before and after timing (cake's arms only);
+    ``det_bits`` is that of one deterministic call, where versions of cake are compared, and
+    ``program_digest`` what tells their programs of one name apart.
     """
 
     arm: str
@@ -69,7 +71,9 @@ class ArmFacts(_Model):
     host_us: float | None = None
     program: str | None = None
     partition: str | None = None
+    program_digest: str | None = None
     bits: str | None = None
+    det_bits: str | None = None
     bits_after: str | None = None
     voided: int = 0
 
@@ -87,8 +91,21 @@ class ClockReading(_Model):
     reasons: tuple[str, ...] = ()
 
 
+class Block(_Model):
+    """Whose the next ``groups`` groups of a merged row are: the run they come from, and what it ran on."""
+
+    run: str
+    node: str
+    gpu: str
+    cublas: str
+    layout: str
+    groups: int
+
+
 class RowFacts(_Model):
-    """Facts of one finished row. ``positions[arm][p]`` counts the groups where the arm ran at position p."""
+    """Facts of one finished row. ``positions[arm][p]`` counts the groups where the arm ran at position p;
+    ``blocks`` says whose the groups are in a merged run, and is empty in any other.
+    """
 
     schema_version: int = SCHEMA
     key: str
@@ -105,6 +122,16 @@ class RowFacts(_Model):
     repeated_groups: int = 0
     started: str = ""
     seconds: float = 0.0
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Whose each group is: its GPU, or its run where one GPU made them all; empty where not merged."""
+        gpus = [(b.node, b.gpu) for b in self.blocks]
+        owners: list[object] = list(gpus) if len(set(gpus)) > 1 else [b.run for b in self.blocks]
+        known = list(dict.fromkeys(owners))
+        each = zip(self.blocks, owners, strict=True)
+        return tuple(known.index(owner) for b, owner in each for _ in range(b.groups))
 
 
 class Candidate(_Model):
@@ -125,12 +152,13 @@ class Candidate(_Model):
 
 
 class GemmSearch(_Model):
-    """All candidates of all libraries for one GEMM."""
+    """All candidates of all libraries for one GEMM; times within ``tick_us`` of each other are equal."""
 
     kind: str
     T: int
     H: int
     N: int
+    tick_us: float | None = None
     candidates: tuple[Candidate, ...]
 
 
@@ -164,17 +192,24 @@ class L2Proof(_Model):
 
 
 class TimerFacts(_Model):
-    """The timer, its measured tick, and its cross-check against events behind a delay kernel."""
+    """The timer, its measured tick, and its cross-check against events behind a delay kernel.
+
+    ``odd_correlations`` counts graph nodes whose correlation id was wrong: they were placed by their order.
+    """
 
     name: Literal["cupti", "events", "host", "cpu"]
     tick_us: float | None = None
     dropped_records: int = 0
+    odd_correlations: int = 0
     check_us: float | None = None
     check_events_us: float | None = None
 
 
 class Manifest(_Model):
-    """What ran, where and how. Written when a run starts; ``finished`` is filled in when it ends."""
+    """What ran, where and how. Written when a run starts; ``finished`` is filled in when it ends.
+
+    ``merged`` describes the runs that a merged one is made of, one line each.
+    """
 
     schema_version: int = SCHEMA
     run: str
@@ -202,17 +237,40 @@ class Manifest(_Model):
     workspace_bytes: int = 0
     budget: float = 2e-6
     layout: str = "one process"
+    previous: dict[str, str] = Field(default_factory=dict)
+    control_run: bool = False
+    form: Literal["groups", "passes"] = "groups"
+    l2_state: Literal["cold", "warm"] = "cold"
     judgement: dict[str, float] = Field(default_factory=dict)
+    merged: tuple[str, ...] = ()
+
+
+class Again(_Model):
+    """The re-measurement of a row that was flagged against a version of cake."""
+
+    us: float
+    over_us: float
+    ratio: float
+    ratio_lo: float | None = None
+    ratio_hi: float | None = None
+    verdict: Verdict
 
 
 class Cell(_Model):
     """One arm on one row, and its ratio to ``over``.
 
-    ``us`` is the median of all timed steps; ``ratio`` is ``us(arm) / us(over)`` from unrounded medians, above
-    1 where ``over`` is the faster. ``ratio_lo``/``ratio_hi`` bound it by resampling groups of paired medians;
+    ``us`` is the median of all timed steps (of passes the geometric mean of their medians, ``slower_passes``
+    of which have ``over`` as the slower; in a merged run the median over GPUs); ``ratio`` is
+    ``us(arm) / us(over)`` from unrounded medians, above 1 where ``over`` is the faster.
+    ``ratio_lo``/``ratio_hi`` bound it by resampling groups of paired medians;
     ``control_lo``/ ``control_hi`` is the range of the control ratio over the rows of the same GPU, mode and
     op. Arm ``sota`` repeats the fastest ok library cell (``call`` names its arm first), once over each of
     ``cake`` and ``cake_det``. A cell that is not ``ok`` has no time and ``reason`` says why.
+
+    ``bits_equal``: whether the outputs before and after timing have the same bits; for arm ``cake_prev``
+    whether its deterministic outputs have those of the working tree's. There ``changed`` names what differs
+    from the working tree's (``program``, ``plan``, ``partition``, ``bits``), and a verdict other than
+    ``same`` stands only if re-measuring the row (``again``) repeats it; ``first_verdict`` is the one before.
     """
 
     gpu: str
@@ -245,6 +303,9 @@ class Cell(_Model):
     program: str | None = None
     partition: str | None = None
     bits_equal: bool | None = None
+    changed: tuple[str, ...] = ()
+    first_verdict: Verdict | None = None
+    again: Again | None = None
     slower_passes: int | None = None
     cublas: str = ""
     layout: str = ""
@@ -256,3 +317,59 @@ class Cells(_Model):
     schema_version: int = SCHEMA
     cells: tuple[Cell, ...]
     missing: tuple[str, ...] = ()
+
+
+class GateFinding(_Model):
+    """Why a gate is not green, for one row: ``row`` is its key, empty for what concerns the whole run.
+
+    ``slower``: confirmed against the previous version; ``inaccurate``: a cake arm missed the accuracy budget;
+    ``bits``: output bits changed where they must not; ``missing``: no result of the row; ``unmeasured``: a
+    result that does not say whether the row is slower. Times and ratios only where there are any; ``ratio``
+    is previous over new.
+    """
+
+    kind: Literal["slower", "inaccurate", "bits", "missing", "unmeasured"]
+    row: str
+    gpu: str = ""
+    arm: str = ""
+    reason: str = ""
+    previous_us: float | None = None
+    new_us: float | None = None
+    ratio: float | None = None
+    ratio_lo: float | None = None
+    ratio_hi: float | None = None
+    control_lo: float | None = None
+    control_hi: float | None = None
+    again: Again | None = None
+
+
+class GateResult(_Model):
+    """What a gate says of a run, or of two. ``rows`` are all it looked at, as (GPU, key); ``dismissed`` were
+    flagged slower once and not confirmed, ``faster`` are confirmed faster, ``unclear`` could hide the effect
+    sought, ``not_compared`` are not in the version before.
+    """
+
+    schema_version: int = SCHEMA
+    run: str
+    against: str
+    form: Literal["paired", "across runs"]
+    rows: tuple[tuple[str, str], ...]
+    findings: tuple[GateFinding, ...] = ()
+    faster: tuple[str, ...] = ()
+    dismissed: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def of(self, *kinds: str) -> tuple[GateFinding, ...]:
+        """The findings of these kinds."""
+        return tuple(f for f in self.findings if f.kind in kinds)
+
+    @property
+    def exit_code(self) -> int:
+        """1 a row is slower, a cake arm inaccurate, or bits changed; else 2 something is missing or not
+        measured; else 0.
+        """
+        if self.of("slower", "inaccurate", "bits"):
+            return 1
+        return 2 if self.findings else 0

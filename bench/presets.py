@@ -5,7 +5,8 @@ CPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, router_rows
 
@@ -14,7 +15,7 @@ from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, router_rows
 class Preset:
     """Rows (shapes x ops x modes) and the samples of each: ``groups`` (rounded up to whole rotations of the
     arms) x ``steps`` timed steps, ``untimed`` steps before them at each visit; ``search_steps`` time one
-    library candidate.
+    library candidate. In form ``passes``, ``groups`` counts passes, each of two visits of an arm.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Preset:
     steps: int
     untimed: int
     search_steps: int
+    form: Literal["groups", "passes"] = "groups"
 
     def rows(self) -> list[Row]:
         """The preset's rows of the router suite, those of one shape together."""
@@ -86,6 +88,18 @@ def preset_for(name: str, device: str) -> Preset:
     if name not in table:
         raise ValueError(f"preset {name!r} is unknown; presets are {', '.join(table)}")
     return table[name]
+
+
+#: Order-balanced passes: 16 with up to 5 steps a visit, 10 a pass, give about the samples of a full run.
+PASSES, PASS_STEPS = 16, 5
+
+
+def in_passes(preset: Preset, count: int | None = None) -> Preset:
+    """The preset's rows in order-balanced passes; ``ValueError`` if ``count`` is below 3."""
+    count = PASSES if count is None else count
+    if count < 3:
+        raise ValueError(f"passes is {count}; needs 3 or more, since the interval is over passes")
+    return replace(preset, form="passes", groups=count, steps=min(preset.steps, PASS_STEPS))
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:

@@ -12,25 +12,28 @@ from rich.console import Console
 
 from bench import host
 from bench.accuracy import references
-from bench.arms import CAKE, CONTROL
-from bench.cells import HostTimes, make_cells
+from bench.arms import CAKE, CAKE_PREV, CONTROL
+from bench.cells import FLAGS, HostTimes, flagged, make_cells
 from bench.conduct import ContextLost, measure_row
-from bench.model import Cells, Manifest, Picks, TimerFacts
+from bench.environment import shared_gpu
+from bench.model import Cell, Cells, Manifest, Picks, TimerFacts
 from bench.progress import RunProgress
+from bench.resume import continued
 from bench.search import Measure, by_timer, events_behind_delay, search_shape, searched
 from bench.session import (
     Options,
     Session,
-    continued,
     default_directory,
     make_manifest,
     open_session,
 )
-from bench.store import RunDir, StoreError, create_run, finished_rows, open_run
+from bench.store import PICKS, RunDir, StoreError, create_run, finished_rows, open_run, rows_again
 from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
 
-PICKS, HOST = "picks.json", "host.json"
+HOST = "host.json"
+#: The arms of a flagged row's re-measurement.
+AGAIN_ARMS = (CAKE, CONTROL, CAKE_PREV)
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class Outcome:
 
     @property
     def inaccurate(self) -> tuple[str, ...]:
-        """The cells of cake's arms that missed the accuracy budget, in words."""
-        return _of_cake(self.cells, lambda status: status == "inaccurate")
+        """The cells of cake's arms that missed the accuracy budget, in words. A previous version that did is
+        not this one's fault.
+        """
+        return _of_cake(self.cells, lambda c: c.status == "inaccurate" and c.arm != CAKE_PREV)
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """All that has no result though it should have one, in words."""
-        failed = _of_cake(self.cells, lambda status: status not in ("ok", "inaccurate"))
-        return (*self.problems, *failed)
+
+        def failed(c: Cell) -> bool:
+            # What the previous version did not have yet cannot be compared, and is no failure.
+            fine = ("ok", "unsupported") if c.arm == CAKE_PREV else ("ok", "inaccurate")
+            pending = c.first_verdict in FLAGS and c.again is None
+            return c.status not in fine or pending
+
+        return (*self.problems, *_of_cake(self.cells, failed))
 
     @property
     def exit_code(self) -> int:
@@ -58,14 +69,15 @@ class Outcome:
         return 1 if self.inaccurate else 2 if self.unmeasured or self.cells.missing else 0
 
 
-def _of_cake(cells: Cells, match: Callable[[str], bool]) -> tuple[str, ...]:
+def _of_cake(cells: Cells, match: Callable[[Cell], bool]) -> tuple[str, ...]:
     """The cells of cake's own arms with such a status, in words: a rival's failure never decides an exit
     code.
     """
     return tuple(
-        f"{c.arm} {c.op} {c.mode} T={c.T} H={c.H} N={c.N}: {c.status}: {c.reason}"
+        f"{c.arm} {c.op} {c.mode} T={c.T} H={c.H} N={c.N}: "
+        + (c.reason if c.status == "ok" else f"{c.status}: {c.reason}")
         for c in cells.cells
-        if match(c.status) and (c.arm == CONTROL or c.arm.startswith(CAKE))
+        if match(c) and (c.arm == CONTROL or c.arm.startswith(CAKE))
     )
 
 
@@ -91,7 +103,9 @@ def conduct(options: Options, console: Console) -> Outcome:
         run.write_manifest(manifest)
         for note in manifest.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
-        problems = _measure(session, run, console) or _host_times(options, session, run, console)
+        problems = _measure(session, run, console) or _measure_again(session, run, manifest, console)
+        manifest = _shared_at_the_end(session, manifest, console)
+        problems = problems or _host_times(options, session, run, console)
         facts = session.bench.timer.facts() if session.bench.timer else manifest.timer
         run.write_manifest(_ended(manifest, facts, run, spent + time.monotonic() - began))
     finally:
@@ -102,7 +116,8 @@ def conduct(options: Options, console: Console) -> Outcome:
 def write_cells(run: RunDir) -> Cells:
     """Make a run's cells from its files and write ``cells.json``."""
     manifest = run.manifest()
-    cells = make_cells(manifest, finished_rows(run, manifest.rows), _read_host(run))
+    rows = finished_rows(run, manifest.rows)
+    cells = make_cells(manifest, rows, _read_host(run), again=rows_again(run))
     run.write_cells(cells)
     return cells
 
@@ -120,9 +135,12 @@ def _ended(manifest: Manifest, timer: TimerFacts, run: RunDir, seconds: float) -
     dropped = timer.dropped_records + manifest.timer.dropped_records
     # Some timers see their tick only while the run goes.
     tick = manifest.timer.tick_us or timer.tick_us
-    counted = manifest.timer.model_copy(update={"dropped_records": dropped, "tick_us": tick})
+    odd = timer.odd_correlations + manifest.timer.odd_correlations
+    counted = manifest.timer.model_copy(
+        update={"dropped_records": dropped, "odd_correlations": odd, "tick_us": tick}
+    )
     update: dict[str, object] = {"timer": counted, "libraries": _libraries(run, manifest)}
-    if manifest.finished is None and set(manifest.rows) <= run.finished():
+    if manifest.finished is None and set(manifest.rows) <= run.finished() and not _flagged(run, manifest):
         update["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
         update["seconds"] = round(seconds, 1)
     return manifest.model_copy(update=update)
@@ -131,19 +149,55 @@ def _ended(manifest: Manifest, timer: TimerFacts, run: RunDir, seconds: float) -
 def _measure(session: Session, run: RunDir, console: Console) -> list[str]:
     """Measure the rows that are not finished. Returns why it ended early, if it did."""
     finished = run.finished()
-    todo = [row for row in session.rows if row.key not in finished]
-    picks = Picks.model_validate(run.read_json(PICKS) or {})
+    return _rows(session, run, [row for row in session.rows if row.key not in finished], console)
+
+
+def _measure_again(session: Session, run: RunDir, manifest: Manifest, console: Console) -> list[str]:
+    """Measure the rows again that are flagged against the previous version, with :data:`AGAIN_ARMS` alone.
+
+    Returns why it ended early, if it did.
+    """
+    keys = set(_flagged(run, manifest))
+    if not keys:
+        return []
+    count = f"{len(keys)} row{'' if len(keys) == 1 else 's'}"
+    console.print(f"flagged against the previous version: {count}, measured again", highlight=False)
+    return _rows(session, run, [row for row in session.rows if row.key in keys], console, again=True)
+
+
+def _flagged(run: RunDir, manifest: Manifest) -> list[str]:
+    """The rows that need a re-measurement and have none."""
+    if CAKE_PREV not in manifest.arms:
+        return []
+    return flagged(manifest, finished_rows(run, manifest.rows), rows_again(run))
+
+
+def _shared_at_the_end(session: Session, manifest: Manifest, console: Console) -> Manifest:
+    """The manifest, flagged if another process has come to the GPU since the run began."""
+    if "shared-gpu" in manifest.flags or not shared_gpu(session.bench.device):
+        return manifest
+    note = "another process was on the GPU when the run ended: every cell is labelled shared-gpu"
+    console.print(f"note: {note}", soft_wrap=True, highlight=False)
+    return manifest.model_copy(
+        update={"flags": (*manifest.flags, "shared-gpu"), "notes": (*manifest.notes, note)}
+    )
+
+
+def _rows(session: Session, run: RunDir, todo: list[Row], console: Console, again: bool = False) -> list[str]:
+    """Measure and store rows, or their re-measurements. Returns why it ended early, if it did."""
+    picks = run.read_picks()
+    resume = f"go on with --resume {run.path}"
     with RunProgress(console, len(todo), sum(_weight(session, row) for row in todo)) as progress:
         try:
             for shape, group in groupby(todo, key=lambda row: row.shape):
-                for row, measure in _shape(session, run, shape, list(group), picks, progress):
+                for row, measure in _shape(session, run, shape, list(group), picks, progress, again):
                     progress.begin_row(row.key, _weight(session, row))
                     measure()
-                picks = Picks.model_validate(run.read_json(PICKS) or {})
+                picks = run.read_picks()
         except KeyboardInterrupt:
-            return ["interrupted; finished rows are kept: go on with --resume"]
+            return [f"interrupted; finished rows are kept: {resume}"]
         except ContextLost as e:
-            return [str(e)]
+            return [f"{e}; {resume}"]
     return []
 
 
@@ -153,7 +207,13 @@ def _weight(session: Session, row: Row) -> float:
 
 
 def _shape(
-    session: Session, run: RunDir, shape: Shape, rows: list[Row], picks: Picks, progress: RunProgress
+    session: Session,
+    run: RunDir,
+    shape: Shape,
+    rows: list[Row],
+    picks: Picks,
+    progress: RunProgress,
+    again: bool = False,
 ) -> Iterator[tuple[Row, Callable[[], None]]]:
     """The rows of one shape, each with what measures and stores it. Tensors live as long as their shape's
     rows.
@@ -164,17 +224,20 @@ def _shape(
     kinds = [
         k for k in dict.fromkeys(k for row in rows for k in row.gemms) if searched(picks, shape, k) is None
     ]
-    if kinds:
+    if kinds and session.libraries and not again:  # no library call is measured again
         progress.say(f"searching library calls for {shape}")
         measure, confirm = _measures(session)
-        found = search_shape(session.libraries, shape, kinds, tensors, refs, measure, confirm, bench.budget)
+        tick = bench.timer.facts().tick_us if bench.timer else None
+        found = search_shape(
+            session.libraries, shape, kinds, tensors, refs, measure, confirm, bench.budget, tick
+        )
         picks = picks.model_copy(update={"searches": (*picks.searches, *found)})
         run.write_json(PICKS, picks.model_dump(mode="json"))
-    arms = session.arms(picks)
+    arms = [arm for arm in session.arms(picks) if not again or arm.name in AGAIN_ARMS]
     for row in rows:
 
         def work(row: Row = row) -> None:
-            run.write_row(*measure_row(bench, row, tensors, refs, arms, progress.advance))
+            run.write_row(*measure_row(bench, row, tensors, refs, arms, progress.advance), again=again)
 
         yield row, work
 
@@ -196,7 +259,7 @@ def _measures(session: Session) -> tuple[Measure, Measure]:
 
 def _host_times(options: Options, session: Session, run: RunDir, console: Console) -> list[str]:
     """Measure host time per call in a child process, unless the run has it. Returns why there is none."""
-    if run.read_json(HOST) is not None:
+    if run.read_json(HOST) is not None or options.only:
         return []
     console.print("host time per call, in a process of its own", soft_wrap=True, highlight=False)
     began, problems = time.monotonic(), list[str]()
@@ -208,9 +271,10 @@ def _host_times(options: Options, session: Session, run: RunDir, console: Consol
             run.path / PICKS,
             options.arms_file,
             problems,
+            session.previous.path if session.previous else None,
         )
     except KeyboardInterrupt:
-        return ["interrupted while measuring host times; the rows are kept: go on with --resume"]
+        return [f"interrupted while measuring host times; the rows are kept: go on with --resume {run.path}"]
     except host.HostTimesFailed as e:
         return [f"host times: {e}"]
     entries = [{"row": row, "arm": arm, "us": us} for (row, arm), us in times.items()]
@@ -227,4 +291,7 @@ def _read_host(run: RunDir) -> HostTimes:
     try:
         return {(entry["row"], entry["arm"]): float(entry["us"]) for entry in data["times"]}
     except (KeyError, TypeError, ValueError) as e:
-        raise StoreError(f"{run.path / HOST} is damaged ({e!r}); delete it and --resume the run") from e
+        raise StoreError(
+            f"{run.path / HOST} is damaged ({e!r}); delete it to have it made again with "
+            f"`cake-bench run --resume {run.path}`"
+        ) from e

@@ -16,6 +16,7 @@ from baselines.gemm import Gemm, Launch, Library, Unsupported
 from bench.accuracy import BUDGET, References, relative_error
 from bench.capture import capture
 from bench.model import Candidate, GemmSearch, Picks
+from bench.statistics import resolved
 from bench.suites import Shape, Tensors
 from bench.timers import Timer
 
@@ -112,14 +113,16 @@ def search_shape(
     measure: Measure,
     confirm: Measure,
     budget: float = BUDGET,
+    tick_us: float | None = None,
 ) -> list[GemmSearch]:
-    """The searches of a shape's GEMMs, one a kind."""
+    """The searches of a shape's GEMMs, one a kind; ``tick_us`` is that of the timer that confirms."""
     return [
         GemmSearch(
             kind=kind,
             T=shape.T,
             H=shape.H,
             N=shape.N,
+            tick_us=tick_us,
             candidates=search_gemm(
                 libraries, tensors.gemm(kind), refs.by_kind[kind], measure, confirm, budget
             ),
@@ -139,11 +142,20 @@ def searched(picks: Picks, shape: Shape, kind: str) -> GemmSearch | None:
 def fastest(search: GemmSearch, libraries: Iterable[str]) -> Candidate | None:
     """The fastest verified candidate among the libraries: by the run's timer, where that has seen any of
     them.
+
+    Of candidates no more than a tick slower than the fastest, one of the last library named: libraries are
+    named from the thickest (``torch.mm``, whose calls take the host longest) to the thinnest.
     """
-    names = set(libraries)
+    names = list(libraries)
     fit = [c for c in search.candidates if c.library in names and c.verified and c.us is not None]
-    confirmed = [c for c in fit if c.confirmed_us is not None]
-    return min(confirmed or fit, key=lambda c: c.confirmed_us or c.us or 0.0, default=None)
+    fit = [c for c in fit if c.confirmed_us is not None] or fit
+
+    def us(c: Candidate) -> float:
+        return c.confirmed_us or c.us or 0.0
+
+    best = min(map(us, fit), default=0.0)
+    tied = [c for c in fit if not resolved(us(c), best, search.tick_us)]
+    return min(tied, key=lambda c: (-names.index(c.library), us(c)), default=None)
 
 
 def _confirm(confirm: Measure, launch: Launch) -> dict[str, object]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -20,7 +22,8 @@ from bench.clocks import Clocks, hard_slowdown, power_capped
 from bench.conduct import Bench
 from bench.l2 import L2
 from bench.model import Flag, L2Proof, Manifest, Picks, TimerFacts
-from bench.presets import Preset, left_out, preset_for
+from bench.presets import Preset, in_passes, left_out, preset_for
+from bench.previous import Version, load_copy, load_previous
 from bench.statistics import JUDGEMENT
 from bench.suites import MODES, OPS, Row, Shape, load_shapes, router_rows
 from bench.timers import TIMERS, Timer, check_note, default_timer, make_timer
@@ -50,6 +53,15 @@ class Options:
     shapes_file: Path | None = None
     ops: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
+    form: str | None = None
+    passes: int | None = None
+    warm_l2: bool = False
+    previous: str | None = None
+    control_run: bool = False
+    #: Patterns of row keys, as the shell has them.
+    keys: tuple[str, ...] | None = None
+    #: Makes the arms that are measured instead of all others; then there are no libraries and no host times.
+    only: Callable[[Bench], Sequence[Arm]] | None = None
 
 
 @dataclass
@@ -63,10 +75,17 @@ class Session:
     proof: L2Proof | None
     flags: tuple[Flag, ...]
     notes: list[str] = field(default_factory=list)
+    l2_state: Literal["cold", "warm"] = "cold"
+    previous: Version | None = None
+    control_run: bool = False
+    only: tuple[Arm, ...] = ()
 
     def arms(self, picks: Picks) -> list[Arm]:
         """All arms, in print order; library arms take the calls of ``picks``."""
-        return [*cake_arms(), *library_arms(self.libraries, picks), *self.user_arms]
+        if self.only:
+            return list(self.only)
+        own = cake_arms(self.previous.module if self.previous else None)
+        return [*own, *library_arms(self.libraries, picks), *self.user_arms]
 
     def close(self) -> None:
         """Let go of the timer."""
@@ -79,19 +98,27 @@ def open_session(options: Options, before: Manifest | None) -> Session:
 
     ``before`` is the manifest of a run to go on with. Raises what :func:`bench.run.conduct` names.
     """
+    if before and before.merged:
+        raise RunRefused(
+            f"{options.resume} is a merged run: --resume one of the runs that it was made of, and merge again"
+        )
     device = choose_device(options, before)
     flags = environment.check_environment(device)
     preset, rows = choose_rows(options, before, device.type)
+    control_run = options.control_run or bool(before and before.control_run)
+    previous = _previous(options, before, control_run)
     # Before anything is loaded onto the GPU: CUPTI misses modules that were there before it.
     timer = _timer(options, before, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # Before the first torch.mm: torch reads its workspace size once.
-    libraries = baselines.libraries(device.type, WORKSPACE_BYTES)
-    names = [arm.name for arm in (*cake_arms(), *library_arms(libraries, Picks()))]
+    libraries = [] if options.only else baselines.libraries(device.type, WORKSPACE_BYTES)
+    own = cake_arms(previous.module if previous else None)
+    names = [arm.name for arm in (*own, *library_arms(libraries, Picks()))]
     user_arms = load_arms(options.arms_file, names) if options.arms_file else []
     l2 = L2(device)
-    proof = l2.prove(timer) if timer else None
+    warm = options.warm_l2 or (before is not None and before.l2_state == "warm")
+    proof = l2.prove(timer) if timer and not warm else None
     if proof is None or not proof.proven:
         flags = (*flags, "warm")
     clocks = Clocks(device)
@@ -99,14 +126,26 @@ def open_session(options: Options, before: Manifest | None) -> Session:
         device=device,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),
         timer=timer,
-        cold=l2.flush,
+        cold=_nothing if warm else l2.flush,
         clocks=clocks,
         slowed=hard_slowdown,
         capped=power_capped,
         preset=preset,
     )
     notes = [clocks.note] if clocks.note else []
-    return Session(bench, rows, libraries, user_arms, proof, flags, notes)
+    return Session(
+        bench,
+        rows,
+        libraries,
+        user_arms,
+        proof,
+        flags,
+        notes,
+        "warm" if warm else "cold",
+        previous,
+        control_run,
+        tuple(options.only(bench)) if options.only else (),
+    )
 
 
 def choose_device(options: Options, before: Manifest | None) -> torch.device:
@@ -132,15 +171,25 @@ def choose_device(options: Options, before: Manifest | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _formed(preset: Preset, options: Options, before: Manifest | None) -> Preset:
+    """The preset in the form asked for, else in that of the resumed run."""
+    form = options.form or (before.form if before else "passes" if options.passes is not None else "groups")
+    if form not in ("groups", "passes"):
+        raise RunRefused(f"form is {form!r}; needs groups or passes")
+    if form == "groups" and options.passes is not None:
+        raise RunRefused(f"--passes {options.passes} is for --form passes; leave one of them out")
+    return in_passes(preset, options.passes) if form == "passes" else preset
+
+
 def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple[Preset, list[Row]]:
     """The preset and the rows to measure: as asked for, else as the resumed run has them."""
     if options.suite not in (None, "router"):
         raise RunRefused(f"suite {options.suite!r} is unknown; suites are router")
     default = before.preset if before else "quick" if device == "cpu" else "full"
-    preset = preset_for(options.preset or default, device)
+    preset = _formed(preset_for(options.preset or default, device), options, before)
     if before and options.preset in (None, before.preset):
         preset = replace(preset, groups=before.groups, steps=before.steps, untimed=before.untimed)
-    chosen = (options.shapes_file, options.ops, options.modes, options.preset)
+    chosen = (options.shapes_file, options.ops, options.modes, options.preset, options.keys)
     if before and all(choice is None for choice in chosen):
         return preset, [Row.from_key(key) for key in before.rows]
     shapes: Sequence[Shape] = load_shapes(options.shapes_file) if options.shapes_file else preset.shapes
@@ -152,7 +201,17 @@ def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple
     if device == "cpu" and "graph" in modes:
         raise RunRefused("mode graph needs a GPU: a CPU has no graphs to capture; use --modes eager")
     unique = [tuple(dict.fromkeys(names)) for names in (ops, modes)]
-    return preset, router_rows(dict.fromkeys(shapes), *unique)
+    rows = router_rows(dict.fromkeys(shapes), *unique)
+    if options.keys:
+        rows = [row for row in rows if any(fnmatchcase(row.key, pattern) for pattern in options.keys)]
+        if not rows:
+            raise RunRefused(f"no row of the suite is called {' or '.join(options.keys)}; rows are {_some()}")
+    return preset, rows
+
+
+def _some() -> str:
+    """The keys of some rows, as an example."""
+    return ", ".join(row.key for row in router_rows()[:2]) + ", ..."
 
 
 def make_manifest(options: Options, session: Session) -> Manifest:
@@ -176,50 +235,19 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         groups=bench.preset.groups,
         steps=bench.preset.steps,
         untimed=bench.preset.untimed,
-        timer=facts.model_copy(update={"dropped_records": 0}),  # counted when the run ends
+        # Counted when the run ends.
+        timer=facts.model_copy(update={"dropped_records": 0, "odd_correlations": 0}),
         l2=session.proof,
         flags=session.flags,
         notes=tuple(_notes(session, facts)),
         workspace_bytes=WORKSPACE_BYTES,
         budget=BUDGET,
+        form=bench.preset.form,
+        l2_state=session.l2_state,
+        previous=session.previous.facts if session.previous else {},
+        control_run=session.control_run,
         judgement=JUDGEMENT.as_dict(),
     )
-
-
-def continued(before: Manifest, now: Manifest, path: Path) -> Manifest:
-    """The manifest of a run gone on with: the old one, with a note of what changed since.
-
-    Raises :class:`RunRefused` unless what would be measured now belongs into the run begun before.
-    """
-
-    def facts(m: Manifest) -> dict[str, object]:
-        return {
-            "suite": m.suite,
-            "preset": m.preset,
-            "rows": m.rows,
-            "arms": m.arms,
-            "device": (m.device.name, m.device.arch, m.device.sms, m.device.uuid),
-            "timer": m.timer.name,
-            "workspace": m.workspace_bytes,
-            "budget": m.budget,
-        }
-
-    was, wanted = facts(before), facts(now)
-    different = [f"{name} was {was[name]}, now {wanted[name]}" for name in was if was[name] != wanted[name]]
-    if different:
-        raise RunRefused(
-            f"cannot resume {path}: {'; '.join(different)}; "
-            f"repeat the run's command ({before.command}), or start a new run"
-        )
-    old, new = {**before.versions, **before.git}, {**now.versions, **now.git}
-    changes = [
-        f"{name} {old.get(name, 'unknown')} -> {new.get(name, 'unknown')}"
-        for name in dict.fromkeys((*old, *new))
-        if old.get(name) != new.get(name)
-    ]
-    note = f"resumed at {now.started}" + (f" with other versions: {', '.join(changes)}" if changes else "")
-    flags = tuple(dict.fromkeys((*before.flags, *now.flags)))
-    return before.model_copy(update={"notes": (*before.notes, note), "flags": flags})
 
 
 def default_directory(manifest: Manifest) -> Path:
@@ -228,6 +256,26 @@ def default_directory(manifest: Manifest) -> Path:
     named = "-".join(word for word in words if word not in ("nvidia", "gpu"))
     slug = "cpu" if manifest.device.arch == "cpu" else named
     return Path("runs") / f"{manifest.suite}-{slug}-{datetime.fromisoformat(manifest.started):%Y%m%d-%H%M%S}"
+
+
+def _previous(options: Options, before: Manifest | None, control_run: bool) -> Version | None:
+    """The version of cake to put beside the working tree's: as asked for, else the resumed run's."""
+    if options.previous is not None and control_run:
+        raise RunRefused(
+            "a control run puts this version of cake in the previous one's place: leave --previous out"
+        )
+    if control_run:
+        return load_copy()
+    if options.previous is not None:
+        return load_previous(options.previous)
+    if before is None or not before.previous:
+        return None
+    # By its commit: the ref may have moved since.
+    return replace(load_previous(before.previous["commit"]), ref=before.previous["ref"])
+
+
+def _nothing() -> None:
+    """Before a step of the warm view: the L2 stays as the step before left it."""
 
 
 def _timer(options: Options, before: Manifest | None, device: torch.device) -> Timer | None:
@@ -260,6 +308,10 @@ def _notes(session: Session, timer: TimerFacts) -> list[str]:
     proof = session.proof
     if session.bench.device.type == "cpu":
         notes.append("no GPU: cake's CPU executor is a reference for checking, not a rival; caches are warm")
+    elif session.l2_state == "warm":
+        notes.append(
+            "a warm view, as asked by --warm-l2: no flush between steps; every cell is labelled warm"
+        )
     elif proof is None:
         notes.append("cold L2 is not proven, since no timer ran; every cell is labelled warm")
     elif not proof.proven:

@@ -1,5 +1,4 @@
-"""From samples to a verdict: medians, paired intervals, verdicts, geomeans and the control range. Pure, numpy
-only.
+"""From samples to a verdict: medians, paired intervals, verdicts, geomeans and the control range. Pure.
 
 An arm's samples on a row are an array ``[groups, steps]`` of microseconds, NaN where a step has no time.
 """
@@ -9,29 +8,34 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """When a difference is called one. The only place of these numbers.
+    """When a difference is called one. The only place of these numbers; docs/verdict.md has the evidence.
 
-    ``level``: 0.99, because at 0.95 a group bootstrap of an arm against itself excluded 1 in 1 to 3 of 48
-    rows (H200). ``min_effect``: 0.005, the widest A/A ratio seen in graph mode was 0.3 %, in eager mode 0.6
-    %. ``sought_effect``: 0.01, what the gate is set to find; a wider interval cannot say ``same``.
-    ``resamples``: 2000 puts 10 replicates beyond each end of a 99 % interval; 90 rows x 12 arms then take
-    seconds. ``min_groups``: fewer paired groups than this give no interval (the bootstrap of 2 values is
-    those 2 values).
+    Chosen by simulated runs with an H200's noise (60 runs of 90 rows, 15 groups x 20 steps). On rows whose
+    time is the GPU's, ``level`` 0.98 with ``min_effect`` 0.003 finds 96.9 % of 1 % slowdowns and 99.8 % of 2
+    %; 0.99 with 0.005 found 84 % of 1 %, since an interval that must clear 0.5 % has only 0.5 % left for
+    itself. An arm against itself is flagged in 0.24 % of all cells, nearly all of them rows that a slow host
+    decides. ``trim`` is the share of groups that their middle leaves out at each end: a plain mean flags
+    twice as often and misses 2 % in 1.4 % of rows, those where a block of groups was throttled.
+    ``sought_effect``: 0.01, what the gate is set to find; a wider interval cannot say ``same``.
+    ``resamples``: 2000 puts 20 replicates beyond each end of a 98 % interval. ``min_groups``: fewer paired
+    groups than this give no interval (the bootstrap of 2 values is those 2 values).
     """
 
-    level: float = 0.99
-    min_effect: float = 0.005
+    level: float = 0.98
+    min_effect: float = 0.003
+    trim: float = 0.25
     sought_effect: float = 0.01
     resamples: int = 2000
     min_groups: int = 3
@@ -42,6 +46,24 @@ class Judgement:
 
 
 JUDGEMENT = Judgement()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the groups of a row are.
+
+    ``form``: independent ``groups``, whose steps all enter one median, or order-balanced ``passes``, a median
+    each and the geometric mean over them. ``units[g]``: whose group g is in a merged run, its GPU's or, on
+    one GPU, its process's; empty where one process measured all. Units differ for reasons of their own, so
+    they are resampled too.
+    """
+
+    form: Literal["groups", "passes"] = "groups"
+    units: tuple[int, ...] = ()
+
+
+#: One process, groups.
+PLAIN = Sampling()
 #: Stamps are rounded to the nanosecond: two durations one tick apart may read as up to 2 ns more.
 ROUNDING_US = 0.002
 
@@ -57,14 +79,25 @@ class Ratio:
     hi: float | None
 
 
-def median_us(samples: Array) -> float | None:
-    """The median over all timed steps that have a time; ``None`` if none has."""
-    values = samples[np.isfinite(samples)]
-    return float(np.median(values)) if values.size else None
+def median_us(samples: Array, sampling: Sampling = PLAIN) -> float | None:
+    """The median over all timed steps that have a time, or the geometric mean of the medians of passes; over
+    several units the median of theirs. ``None`` if no step has a time.
+    """
+    if not np.isfinite(samples).any():
+        return None
+    if sampling.units:
+        units = np.array(sampling.units)
+        each = [median_us(samples[units == u], replace(sampling, units=())) for u in np.unique(units)]
+        return float(np.median([us for us in each if us is not None]))
+    if sampling.form == "passes":
+        return geomean(us for us in group_medians(samples) if math.isfinite(us))
+    return float(np.median(samples[np.isfinite(samples)]))
 
 
 def group_medians(samples: Array) -> Array:
     """The median of each group, NaN for a group without a time."""
+    if samples.size and np.isfinite(samples).all():
+        return _row_medians(samples)
     return np.array(
         [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in samples]
     )
@@ -84,27 +117,122 @@ def _row_medians(values: Array) -> Array:
     return 0.5 * (middle[..., n // 2 - 1] + middle[..., n // 2])
 
 
-def paired_ratio(baseline: Array, cake: Array, key: str, judgement: Judgement = JUDGEMENT) -> Ratio | None:
+def _middle(values: Array, trim: float) -> Array:
+    """Mean along the last axis without the share ``trim`` of values at each end."""
+    n = values.shape[-1]
+    cut = min(round(trim * n), (n - 1) // 2)
+    if cut == 0:
+        return np.asarray(values.mean(axis=-1))
+    return np.asarray(np.sort(values, axis=-1)[..., cut : n - cut].mean(axis=-1))
+
+
+@dataclass(frozen=True)
+class _Paired:
+    """Medians of the groups in which both arms have a time, and whose groups those are."""
+
+    a: Array
+    b: Array
+    units: NDArray[np.int64]
+    form: str
+
+    @property
+    def logs(self) -> Array:
+        """The log of each group's ratio."""
+        return np.asarray(np.log(self.a / self.b), dtype=float)
+
+
+def _paired(baseline: Array, cake: Array, sampling: Sampling) -> _Paired:
+    a, b = group_medians(baseline), group_medians(cake)
+    both = np.isfinite(a) & np.isfinite(b)
+    units = np.array(sampling.units or (0,) * len(a), dtype=np.int64)
+    return _Paired(a[both], b[both], units[both], sampling.form)
+
+
+def _resampled(
+    p: _Paired, rng: np.random.Generator, judgement: Judgement, drawn: dict[int, NDArray[np.int64]]
+) -> Array:
+    """Logs of the ratio from resampled groups, and from resampled units first where there are several.
+
+    ``drawn`` keeps the units drawn by their number: rows of one run meet the same units in a replicate.
+    """
+    size, logs = judgement.resamples, p.logs
+    trim = 0.0 if p.form == "passes" else judgement.trim
+    units = np.unique(p.units)
+    n = len(units)
+    if n == 1:
+        return _middle(logs[rng.integers(len(logs), size=(size, len(logs)))], trim)
+    if n not in drawn:
+        drawn[n] = rng.integers(n, size=(size, n))
+    middles = np.empty((size, n))
+    for u, unit in enumerate(units):
+        own = logs[p.units == unit]
+        at = drawn[n] == u
+        middles[at] = _middle(own[rng.integers(len(own), size=(int(at.sum()), len(own)))], trim)
+    return _row_medians(middles)
+
+
+def _bounds(logs: Array, level: float, value: float) -> Ratio:
+    """The interval of replicates, widened to hold the value shown."""
+    tail = (1 - level) / 2
+    lo, hi = np.exp(np.quantile(logs, (tail, 1 - tail)))
+    return Ratio(value, min(float(lo), value), max(float(hi), value))
+
+
+def paired_ratio(
+    baseline: Array, cake: Array, key: str, judgement: Judgement = JUDGEMENT, sampling: Sampling = PLAIN
+) -> Ratio | None:
     """The ratio of the arms' medians and its interval, by resampling groups; ``None`` if one has no time.
 
-    Both arms are resampled by the same groups, since what moves one group (clock, power) moves both its arms.
-    The interval is widened to hold the ratio shown, which is that of all steps, not of group medians.
+    Groups are paired: what is resampled is the log of each group's ratio, since what moves one group (clock,
+    power, a slow host) moves both its arms. The middle of a replicate is their trimmed mean. The interval is
+    widened to hold the ratio shown, which is that of all steps, not of group medians. Of order-balanced
+    passes the ratio is a mean of logs: Student's t bounds it, where a bootstrap of 16 values would be too
+    narrow.
     """
-    top, bottom = median_us(baseline), median_us(cake)
+    found = paired_ratios(baseline, cake, key, (judgement.level,), judgement, sampling)
+    return found[0] if found else None
+
+
+def paired_ratios(
+    baseline: Array,
+    cake: Array,
+    key: str,
+    levels: Sequence[float],
+    judgement: Judgement = JUDGEMENT,
+    sampling: Sampling = PLAIN,
+) -> list[Ratio]:
+    """:func:`paired_ratio` with an interval for each level, from the same replicates; empty where it is
+    ``None``.
+    """
+    top, bottom = median_us(baseline, sampling), median_us(cake, sampling)
     if top is None or bottom is None:
-        return None
+        return []
     value = top / bottom
-    a, b = group_medians(baseline), group_medians(cake)
-    paired = np.isfinite(a) & np.isfinite(b)
-    a, b = a[paired], b[paired]
-    if len(a) < judgement.min_groups:
-        return Ratio(value, None, None)
-    rng = np.random.default_rng(seed_of(key))
-    index = rng.integers(len(a), size=(judgement.resamples, len(a)))
-    replicates = _row_medians(a[index]) / _row_medians(b[index])
-    tail = (1 - judgement.level) / 2
-    lo, hi = np.quantile(replicates, (tail, 1 - tail))
-    return Ratio(value, min(float(lo), value), max(float(hi), value))
+    p = _paired(baseline, cake, sampling)
+    if len(p.a) < judgement.min_groups:
+        return [Ratio(value, None, None) for _ in levels]
+    if p.form == "passes" and len(np.unique(p.units)) == 1:
+        return [_student(p.logs, level, value) for level in levels]
+    replicates = _resampled(p, np.random.default_rng(seed_of(key)), judgement, {})
+    return [_bounds(replicates, level, value) for level in levels]
+
+
+def _student(logs: Array, level: float, value: float) -> Ratio:
+    """Student's t interval of a mean of logs, widened to hold the value shown."""
+    mean, n = float(logs.mean()), len(logs)
+    reach = float(stdtrit(n - 1, (1 + level) / 2)) * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Ratio(value, min(math.exp(mean - reach), value), max(math.exp(mean + reach), value))
+
+
+def paired_groups(baseline: Array, cake: Array) -> int:
+    """In how many groups (or passes) both arms have a time."""
+    return len(_paired(baseline, cake, PLAIN).a)
+
+
+def slower_passes(baseline: Array, cake: Array, tick_us: float | None) -> int:
+    """In how many passes the second arm's median is the longer one, by more than a tick of the timer."""
+    p = _paired(baseline, cake, Sampling("passes"))
+    return sum(b > a and resolved(a, b, tick_us) for a, b in zip(p.a, p.b, strict=True))
 
 
 def resolved(a_us: float, b_us: float, tick_us: float | None) -> bool:
@@ -139,39 +267,36 @@ def geomean(values: Iterable[float]) -> float | None:
 
 
 def geomean_ratio(
-    pairs: Sequence[tuple[Array, Array]], key: str, judgement: Judgement = JUDGEMENT
+    pairs: Sequence[tuple[Array, Array]],
+    key: str,
+    judgement: Judgement = JUDGEMENT,
+    samplings: Sequence[Sampling] = (),
 ) -> Ratio | None:
     """The geomean over rows of ``(baseline samples, cake samples)`` and its interval from resampled groups.
 
     The rows are the suite, not a sample of something larger, so rows are not resampled: the interval says how
-    far measuring again would move the geomean. Rows are resampled independently of each other; a row too
-    short for an interval enters as its ratio alone. ``None`` if no row has a ratio.
+    far measuring again would move the geomean. Rows are resampled independently of each other, but for the
+    units of a merged run, which all rows share; a row too short for an interval enters as its ratio alone.
+    ``samplings`` has one entry a row; empty, all are plain. ``None`` if no row has a ratio.
     """
     ratios, logs = [], np.zeros(judgement.resamples)
-    bounded = False
+    bounded, drawn = False, dict[int, NDArray[np.int64]]()
     rng = np.random.default_rng(seed_of(key))
-    for baseline, cake in pairs:
-        top, bottom = median_us(baseline), median_us(cake)
+    for (baseline, cake), sampling in zip(pairs, samplings or [PLAIN] * len(pairs), strict=True):
+        top, bottom = median_us(baseline, sampling), median_us(cake, sampling)
         if top is None or bottom is None:
             continue
         ratios.append(top / bottom)
-        a, b = group_medians(baseline), group_medians(cake)
-        paired = np.isfinite(a) & np.isfinite(b)
-        a, b = a[paired], b[paired]
-        if len(a) < judgement.min_groups:
+        p = _paired(baseline, cake, sampling)
+        if len(p.a) < judgement.min_groups:
             logs += math.log(ratios[-1])
             continue
         bounded = True
-        index = rng.integers(len(a), size=(judgement.resamples, len(a)))
-        logs += np.log(_row_medians(a[index]) / _row_medians(b[index]))
+        logs += _resampled(p, rng, judgement, drawn)
     value = geomean(ratios)
     if value is None:
         return None
-    if not bounded:
-        return Ratio(value, None, None)
-    tail = (1 - judgement.level) / 2
-    lo, hi = np.exp(np.quantile(logs / len(ratios), (tail, 1 - tail)))
-    return Ratio(value, min(float(lo), value), max(float(hi), value))
+    return _bounds(logs / len(ratios), judgement.level, value) if bounded else Ratio(value, None, None)
 
 
 def control_range(ratios: Iterable[float | None]) -> tuple[float, float] | None:

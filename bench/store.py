@@ -6,6 +6,7 @@
     picks.json                what the library search found, with every candidate's time
     rows/<key>.parquet        raw samples of a finished row, written first
     rows/<key>.json           its facts; a row is finished when this file exists
+    rows/<key>.again.*        the same two of a flagged row's re-measurement
     host.json                 host time per call, measured in a child process after the rows
     cells.json                the cells made of all that
 
@@ -19,6 +20,7 @@ import io
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +29,14 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ValidationError
 
-from bench.model import SAMPLE_COLUMNS, SCHEMA, Cells, Manifest, RowFacts
+from bench.model import SAMPLE_COLUMNS, SCHEMA, Cells, Manifest, Picks, RowFacts
 from bench.statistics import Array
 
 M = TypeVar("M", bound=BaseModel)
+
+PICKS = "picks.json"
+#: Ends the file names of a re-measurement. Row keys have no dot.
+AGAIN = ".again"
 
 
 class StoreError(Exception):
@@ -49,7 +55,8 @@ def atomic_write(path: Path, data: bytes) -> None:
             os.fsync(f.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong first is what the user must hear of
+            temporary.unlink(missing_ok=True)
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
@@ -77,9 +84,9 @@ class RunDir:
         """The run's manifest."""
         return _read_model(self.path / "manifest.json", Manifest)
 
-    def write_row(self, facts: RowFacts, samples: pd.DataFrame) -> None:
-        """Write a finished row: samples first, facts last, since the facts file is what makes the row
-        finished.
+    def write_row(self, facts: RowFacts, samples: pd.DataFrame, again: bool = False) -> None:
+        """Write a finished row, or its re-measurement: samples first, facts last, since the facts file is
+        what makes the row finished.
         """
         buffer = io.BytesIO()
         # A fixed order and dtypes: the same samples give the same bytes.
@@ -88,25 +95,32 @@ class RunDir:
         )
         samples.to_parquet(buffer, index=False, compression="zstd")
         self.rows_path.mkdir(exist_ok=True)
-        atomic_write(self.rows_path / f"{facts.key}.parquet", buffer.getvalue())
-        atomic_write(self.rows_path / f"{facts.key}.json", _dump(facts))
+        stem = _stem(facts.key, again)
+        # Facts of an earlier attempt must not stand beside the samples of this one.
+        (self.rows_path / f"{stem}.json").unlink(missing_ok=True)
+        atomic_write(self.rows_path / f"{stem}.parquet", buffer.getvalue())
+        atomic_write(self.rows_path / f"{stem}.json", _dump(facts))
 
-    def finished(self) -> set[str]:
-        """Keys of the rows that are finished."""
-        return {p.stem for p in self.rows_path.glob("*.json") if not p.name.startswith(".")}
+    def finished(self, again: bool = False) -> set[str]:
+        """Keys of the rows that are finished, or of those that were measured again."""
+        stems = {p.stem for p in self.rows_path.glob("*.json") if not p.name.startswith(".")}
+        return {s.removesuffix(AGAIN) for s in stems if s.endswith(AGAIN) == again}
 
-    def row(self, key: str) -> RowFacts:
-        """Facts of a finished row."""
-        return _read_model(self.rows_path / f"{key}.json", RowFacts)
+    def row(self, key: str, again: bool = False) -> RowFacts:
+        """Facts of a finished row, or of its re-measurement."""
+        return _read_model(self.rows_path / f"{_stem(key, again)}.json", RowFacts)
 
-    def samples(self, key: str) -> pd.DataFrame:
-        """Raw samples of a finished row, columns :data:`~bench.model.SAMPLE_COLUMNS`."""
-        path = self.rows_path / f"{key}.parquet"
+    def samples(self, key: str, again: bool = False) -> pd.DataFrame:
+        """Raw samples of a finished row or its re-measurement, columns
+        :data:`~bench.model.SAMPLE_COLUMNS`.
+        """
+        path = self.rows_path / f"{_stem(key, again)}.parquet"
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as e:
             raise StoreError(
-                f"cannot read samples {path}: {e}; delete {key}.json beside it and --resume the run"
+                f"cannot read samples {path}: {e}; delete {path.stem}.json beside it and "
+                f"`cake-bench run --resume {self.path}`"
             ) from e
 
     def write_cells(self, cells: Cells) -> None:
@@ -129,7 +143,19 @@ class RunDir:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as e:
-            raise StoreError(f"cannot read {path}: {e}; delete it to have it made again with --resume") from e
+            raise StoreError(f"cannot read {path}: {e}; {self._made_again}") from e
+
+    def read_picks(self) -> Picks:
+        """``picks.json``: the searches made so far; none where it does not exist."""
+        data = self.read_json(PICKS)
+        try:
+            return Picks() if data is None else Picks.model_validate(data)
+        except ValidationError as e:
+            raise StoreError(f"{self.path / PICKS} is damaged: {_first(e)}; {self._made_again}") from e
+
+    @property
+    def _made_again(self) -> str:
+        return f"delete it to have it made again with `cake-bench run --resume {self.path}`"
 
     def _write_model(self, name: str, model: BaseModel) -> None:
         atomic_write(self.path / name, _dump(model))
@@ -187,6 +213,12 @@ def finished_rows(run: RunDir, order: Iterable[str]) -> list[tuple[RowFacts, dic
     return [(run.row(key), sample_arrays(run.samples(key))) for key in order if key in done]
 
 
+def rows_again(run: RunDir) -> dict[str, tuple[RowFacts, dict[str, Array]]]:
+    """The re-measurements of flagged rows, by key, each as :func:`finished_rows` gives a row."""
+    keys = sorted(run.finished(again=True))
+    return {key: (run.row(key, again=True), sample_arrays(run.samples(key, again=True))) for key in keys}
+
+
 def _dump(model: BaseModel) -> bytes:
     return (model.model_dump_json(indent=1) + "\n").encode()
 
@@ -199,7 +231,7 @@ def _read_model(path: Path, model: type[M]) -> M:
             f"{path} does not exist; `cake-bench run --resume {_run_of(path)}` finishes the run"
         ) from e
     except (OSError, ValueError) as e:
-        raise StoreError(f"cannot read {path}: {e}") from e
+        raise StoreError(f"cannot read {path}: {e}; {_unreadable(path)}") from e
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA:
         raise StoreError(
@@ -209,9 +241,26 @@ def _read_model(path: Path, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StoreError(f"{path} is damaged: {where}: {first['msg']}; measure again") from e
+        raise StoreError(f"{path} is damaged: {_first(e)}; {_unreadable(path)}") from e
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing a model has against a file, on one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'as a whole'}: {first['msg']}"
+
+
+def _unreadable(path: Path) -> str:
+    """What to do about a file that cannot be read."""
+    if path.name == "manifest.json":
+        return "measure again, or put back the file that the run wrote"
+    if path.name == "cells.json":
+        return f"`cake-bench report {_run_of(path)}` makes it again"
+    return f"delete it, and `cake-bench run --resume {_run_of(path)}` measures the row again"
+
+
+def _stem(key: str, again: bool) -> str:
+    return f"{key}{AGAIN}" if again else key
 
 
 def _run_of(path: Path) -> Path:

@@ -125,8 +125,12 @@ def load_shapes(path: Path) -> list[Shape]:
     Raises ``ValueError`` naming the entry and what is needed.
     """
     try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as e:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ValueError(f"cannot read shapes from {path}: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise ValueError(f"cannot read shapes from {path}: it is not UTF-8 text") from e
+    except tomllib.TOMLDecodeError as e:
         raise ValueError(f"cannot read shapes from {path}: {e}") from e
     entries = data.get("shapes")
     if not isinstance(entries, list) or not entries:

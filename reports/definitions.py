@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bench.model import Manifest
 from reports import format as fmt
+from reports import versions
 from reports.rows import CONTROL, DET, NEW, PREVIOUS, SEQUENCE, Run
 from reports.tables import Column, Table
 
@@ -34,7 +35,6 @@ _ARMS = {
     NEW: "the code under test, BF16x3, deterministic=False",
     CONTROL: "the same arm a second time: the same code against itself, hence the noise floor",
     DET: "deterministic=True, what a user gets by default",
-    PREVIOUS: "the previous version of cake",
     "cake_fp16x2": "FP16x2 emulation, deterministic=False",
     "torch_fp32": "torch.mm in FP32, TF32 off",
     "numpy_fp32": "numpy's BLAS in FP32",
@@ -65,7 +65,7 @@ def definitions(run: Run) -> list[tuple[str, str]]:
         ("modes", "; ".join(modes)),
         ("latency", _latency(m, run.modes)),
         ("runs", _conduct(run)),
-        ("arms", "; ".join(f"`{a}` {_ARMS.get(a, _other_arm(run, a))}" for a in run.arms)),
+        ("arms", "; ".join(f"`{a}` {_ARMS.get(a, _other_arm(run, a))}" for a in run.arms) + _new(run)),
         (
             "SOTA",
             "per row, the fastest library call whose result passed"
@@ -128,6 +128,7 @@ def setup(run: Run) -> Table:
     lines += [(name, version) for name, version in m.versions.items() if not (on_gpu and name == "driver")]
     lines += [(f"library {name}", text) for name, text in m.libraries.items()]
     lines += [(f"git {name}", text) for name, text in {"commit": NO_COMMIT, **m.git}.items()]
+    lines += [(f"previous {name}", text) for name, text in m.previous.items()]
     lines += [
         ("command", f"`{m.command}`"),
         (
@@ -137,7 +138,8 @@ def setup(run: Run) -> Table:
         ("suite, preset", f"{m.suite}, {m.preset}: {len(m.rows)} rows"),
         (
             "per row",
-            f"{_groups(run)} x {m.steps} timed steps an arm, {m.untimed} untimed before each visit",
+            f"{_groups(run)} x {m.steps * (2 if m.form == 'passes' else 1)} timed steps an arm, "
+            f"{m.untimed} untimed before each visit",
         ),
         (
             "workspace",
@@ -150,12 +152,15 @@ def setup(run: Run) -> Table:
             f"{m.started}, {fmt.duration(m.seconds) if m.seconds is not None else 'not finished'}",
         ),
     ]
+    lines += [("merged from", text) for text in m.merged]
     lines += [("note", note) for note in m.notes]
     return Table((Column("what", False), Column("value", False)), tuple(lines))
 
 
 def l2_state(m: Manifest) -> str:
     """Whether the L2 was proven cold, with the probe's figures."""
+    if m.l2_state == "warm":
+        return "not wanted: a warm view, every row is flagged warm"
     if m.l2 is None:
         return "not proven: no probe ran, rows are flagged warm"
     probe = f"memory-bound probe {m.l2.cold_us:.2f} us cold, {m.l2.warm_us:.2f} us warm"
@@ -183,8 +188,12 @@ def _numbers(values: Sequence[int]) -> str:
 
 
 def _latency(m: Manifest, modes: Sequence[str]) -> str:
-    text = f"{TIMERS[m.timer.name]}; a cell is the median of all timed steps, in microseconds"
-    if m.timer.name in ("cupti", "events"):
+    text = f"{TIMERS[m.timer.name]}; {_cell(m)}; printed in us, or in ms where a table has long times"
+    if m.timer.name == "host":
+        return TIMERS[m.timer.name]
+    if m.l2_state == "warm":
+        text += "; nothing is flushed before a step, and the device is idle"
+    elif m.timer.name in ("cupti", "events"):
         text += "; before each step the L2 is overwritten and read, and the device is idle"
     if m.timer.name == "cupti" and "eager" in modes:
         text += (
@@ -194,23 +203,55 @@ def _latency(m: Manifest, modes: Sequence[str]) -> str:
     return text
 
 
+def _cell(m: Manifest) -> str:
+    """What a cell's time is of the steps."""
+    one = (
+        "the geometric mean over passes of each pass's median"
+        if m.form == "passes"
+        else "the median of all timed steps"
+    )
+    if not m.merged:
+        return f"a cell is {one}"
+    return (
+        f"a cell is the median over GPUs (over runs, where all ran on one GPU) of {one}; a library call's is "
+        "of the runs with its faster cuBLAS version"
+    )
+
+
+def _new(run: Run) -> str:
+    """What previous/new divides."""
+    return f". In previous/new, previous is `{PREVIOUS}` and new is `{NEW}`" * (PREVIOUS in run.arms)
+
+
 def _groups(run: Run) -> str:
-    """The groups that rows really had: each row's are rounded up to whole rotations of its arms."""
-    had = {sum(counts) for f in run.facts.values() for counts in f.positions.values()}
+    """The groups or passes that rows really had: groups are rounded up to whole rotations of a row's arms."""
+    word, visits = ("passes", 2) if run.manifest.form == "passes" else ("groups", 1)
+    had = {sum(counts) // visits for f in run.facts.values() for counts in f.positions.values()}
     had = had or {run.manifest.groups}
-    return f"{min(had)} groups" if len(had) == 1 else f"{min(had)} to {max(had)} groups"
+    return f"{min(had)} {word}" if len(had) == 1 else f"{min(had)} to {max(had)} {word}"
 
 
 def _conduct(run: Run) -> str:
     m = run.manifest
+    each = f" in each of {len(m.merged)} runs" if m.merged else ""
+    if m.form == "passes":
+        count = f"{_groups(run)} ({m.groups}{each})" if each else _groups(run)
+        return (
+            f"per row {count}; in each, every arm is visited twice, in one order and then backwards, so that "
+            "all have the same mean position and a steady drift moves them alike; "
+            f"{m.untimed} untimed and {m.steps} timed steps a visit; inputs come from the row's seed and are "
+            "the same for every arm"
+        )
     return (
-        f"per row {_groups(run)} ({m.groups} asked for, made whole rotations of the row's arms); in each, "
-        f"every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed steps; "
-        "inputs come from the row's seed and are the same for every arm"
+        f"per row {_groups(run)} ({m.groups} asked for{each}, made whole rotations of the row's arms); in "
+        f"each, every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed "
+        "steps; inputs come from the row's seed and are the same for every arm"
     )
 
 
 def _other_arm(run: Run, arm: str) -> str:
+    if arm == PREVIOUS:
+        return f"{versions.name(run)}, imported under a name of its own, called as `{NEW}` is"
     return (
         "an arm of the user's own"
         if run.kinds.get(arm) == "user"
@@ -222,9 +263,22 @@ def _interval(m: Manifest) -> str:
     level = m.judgement.get("level")
     head = f"{100 * level:g} % interval of the ratio" if level is not None else "interval of the ratio"
     times = f", {m.judgement['resamples']:.0f} times" if "resamples" in m.judgement else ""
+    units = ""
+    if m.merged:
+        units = " GPUs (runs, where all ran on one GPU) and then"
+        head += ", over the GPUs that ran both arms"
+    if m.form == "passes" and not m.merged:
+        return (
+            f"{head}, by Student's t over the logs of the passes' ratios; widened to hold the ratio shown. "
+            "A slower pass is one in which cake's median is the longer by more than the timer resolves"
+        )
+    if m.form == "passes":
+        return f"{head}, by resampling{units} passes{times}; it is widened to hold the ratio shown"
+    trim = m.judgement.get("trim")
+    trimmed = f", the outermost {100 * trim:g} % at each end left out" if trim is not None else ""
     return (
-        f"{head}, by resampling groups{times}, both arms of a group together, and dividing the "
-        "medians of group medians; it is widened to hold the ratio shown, which is of all steps"
+        f"{head}, by resampling{units} groups{times}: the mean of the logs of the groups' ratios of medians"
+        f"{trimmed}; it is widened to hold the ratio shown, which is of all steps"
     )
 
 

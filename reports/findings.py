@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from bench.statistics import geomean
 from reports import format as fmt
-from reports.rows import CONTROL, DET, NEW, NOT_APPLICABLE, PREVIOUS, SEQUENCE, SOTA, Row, Run
+from reports.rows import CONTROL, DET, NEW, NOT_APPLICABLE, SEQUENCE, SOTA, Row, Run
 from reports.tables import met
-from reports.tally import against_control, rival
+from reports.tally import Rival, against_control, rival
+from reports.versions import against_previous, beside_control, changed, host_times
 
 #: How many of the smallest winning margins are named; how many rows a sentence names before it only counts.
 MARGINS, NAMED = 3, 4
@@ -37,7 +38,8 @@ def findings(run: Run) -> list[Finding]:
         ("The fastest library calls", rival_calls),
         ("Margins", margins),
         ("Deterministic", deterministic),
-        ("Against the previous version", previous),
+        ("Against the previous version", against_previous),
+        ("What changed since the previous version", changed),
         ("Host time per call", host_time),
         ("Accuracy", accuracy),
         ("Not rivals, not measured, flagged", exceptions),
@@ -67,8 +69,9 @@ def rival_calls(run: Run) -> Iterable[str]:
         won = [f for f in found if f.alone or f.in_sequence]
         if not won:
             continue
-        names = [_fastest(f.arm, len(f.alone), len(f.in_sequence)) for f in won]
-        yield f"{mode}: of {fmt.counted(len(rows), 'row')}, the fastest call is {fmt.listed(names)}."
+        names = [f"{_named(f.arm)} in {len(f.alone)}" for f in won if f.alone]
+        of_rows = f"of {fmt.counted(len(rows), 'row')}, the fastest call"
+        yield f"{mode}: {of_rows} is {fmt.listed(names)}{_parts_of_sequences(won)}."
         for f in won:
             judged = [r for r in rows if r.ratio(SOTA) is not None]
             pairs = [(v, now) for r in judged if (v := f.without[r.key]) and (now := r.ratio(SOTA))]
@@ -101,16 +104,7 @@ def margins(run: Run) -> Iterable[str]:
 def deterministic(run: Run) -> Iterable[str]:
     """What `cake_det` costs over `cake`, per mode."""
     for mode in run.modes:
-        yield from _beside_control(run, mode, DET, "`cake_det` / `cake`")
-
-
-def previous(run: Run) -> Iterable[str]:
-    """The previous version over this one, per mode, with the rows below the control range."""
-    for mode in run.modes:
-        yield from _beside_control(run, mode, PREVIOUS, "previous / new")
-        below = against_control(run, run.select(mode=mode), PREVIOUS).below
-        for r in below:
-            yield f"{mode}: below control: {_row_in_full(r, PREVIOUS)}."
+        yield from beside_control(run, run.select(mode=mode), mode, DET, "`cake_det` / `cake`")
 
 
 def host_time(run: Run) -> Iterable[str]:
@@ -123,11 +117,12 @@ def host_time(run: Run) -> Iterable[str]:
     }
     if not host:
         yield "Host time per call was not measured in this run."
+    yield from host_times(run)
     for mode in run.modes:
         for op in run.ops:
             rows = run.select(mode=mode, op=op)
             parts = []
-            for arm in [a for a in (PREVIOUS, NEW, DET) if a in run.arms] + run.rivals:
+            for arm in [a for a in (NEW, DET) if a in run.arms] + run.rivals:
                 values = [host[r.key, arm] for r in rows if (r.key, arm) in host and r.us(arm) is not None]
                 if values:
                     # The quickest over all shapes: calls that lack some come last.
@@ -180,16 +175,21 @@ def _ties(run: Run) -> Iterable[str]:
         yield f"Tokens whose top-8 experts differ from FP64's by a tie: {fmt.listed(found) or 'none'}."
 
 
-def exceptions(run: Run) -> Iterable[str]:
-    """Cells without a time, by arm, status and reason, rows without cells, and flags beside times."""
+def without_time(run: Run, arms: Sequence[str]) -> Iterable[str]:
+    """The cells of arms that have no time, by arm, status and reason."""
     grouped: dict[tuple[str, str, str], list[Row]] = {}
-    for arm in run.arms:
+    for arm in arms:
         for row in run.rows:
             word, reason = row.why_not(arm)
             if not row.missing and row.us(arm) is None and word != NOT_APPLICABLE:
                 grouped.setdefault((arm, word, reason), []).append(row)
     for (arm, status, reason), rows in grouped.items():
         yield f"`{arm}`: {status} on {_names(rows, len(run.rows))}: {reason}."
+
+
+def exceptions(run: Run) -> Iterable[str]:
+    """Cells without a time, by arm, status and reason, rows without cells, and flags beside times."""
+    yield from without_time(run, run.arms)
     unmeasured: dict[str, list[Row]] = {}
     for row in run.rows:
         if row.missing:
@@ -236,38 +236,14 @@ def _sides(run: Run, rows: Sequence[Row]) -> str:
     return "; ".join(each)
 
 
-def _fastest(arm: str, alone: int, in_sequence: int) -> str:
-    if arm == SEQUENCE:
-        return f"a `{SEQUENCE}` of calls in {alone}"
-    how = (
-        "alone"
-        if not in_sequence
-        else "in a sequence"
-        if not alone
-        else f"{alone} alone, {in_sequence} in a sequence"
-    )
-    return f"`{arm}` in {alone + in_sequence} ({how})"
+def _named(arm: str) -> str:
+    return f"a `{SEQUENCE}` of calls" if arm == SEQUENCE else f"`{arm}` alone"
 
 
-def _beside_control(run: Run, mode: str, arm: str, title: str) -> Iterable[str]:
-    rows = [r for r in run.select(mode=mode) if r.ratio(arm) is not None]
-    if not rows:
-        return
-    sides = against_control(run, rows, arm)
-    ratios = [r.ratio(arm) or 0.0 for r in rows]
-    control = [x for r in rows if (x := r.ratio(CONTROL)) is not None]
-    n = len(rows)
-    counts = [
-        ("above", sides.above),
-        ("within", sides.within),
-        ("below", sides.below),
-        ("without", sides.unknown),
-    ]
-    words = ", ".join(f"{len(s)} {word}" for word, s in counts if s)
-    beside = f" ({fmt.spread(control)} over all)" if control else ""
-    mean = fmt.ratio(geomean(ratios) or 0.0)
-    of_rows = f"of {fmt.counted(n, 'row')}, {words} control{beside}"
-    yield f"{mode}: {title} is {fmt.spread(ratios)}, geomean {mean}; {of_rows}."
+def _parts_of_sequences(won: Sequence[Rival]) -> str:
+    """Whose calls the fastest sequences are made of; one of several calls counts for each of them."""
+    parts = [f"`{f.arm}` in {len(f.in_sequence)}" for f in won if f.in_sequence]
+    return f"; those sequences have calls of {fmt.listed(parts)}" if parts else ""
 
 
 def _row_in_full(row: Row, arm: str = SOTA) -> str:
@@ -276,8 +252,7 @@ def _row_in_full(row: Row, arm: str = SOTA) -> str:
     if cell is None or cell.us is None or cell.ratio is None:
         return row.name
     new = row.us(NEW) or cell.us / cell.ratio
-    unit = fmt.unit_for([cell.us, new])
-    text = f"{row.name}: {fmt.division(cell.us, new, unit)}"
+    text = f"{row.name}: {fmt.division(cell.us, new)}"
     if cell.ratio_lo is not None and cell.ratio_hi is not None:
         text += f" {fmt.interval(cell.ratio_lo, cell.ratio_hi)}"
     if arm == SOTA:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 #: Tables whose largest time reaches this many microseconds are printed in milliseconds.
 MS_FROM_US = 10_000.0
 
+#: From this factor on two times do not share a unit: the shorter one would have too few digits.
+FAR_APART = 1000.0
+
 #: More than any timer has: a nanosecond clock's half steps (a median of two) need 4 in us and 7 in ms.
 MAX_DECIMALS = 9
 
@@ -74,22 +77,41 @@ def time(us: float, decimals: int, unit: Unit = US) -> str:
     return f"{us / unit.us:.{decimals}f}"
 
 
-def decimals_for(pairs: Sequence[tuple[float, float]], unit: Unit = US, least: int = 1) -> int:
-    """The fewest decimals, from ``least`` on, with which printed pairs of times give their printed ratios."""
+def decimals_for(
+    pairs: Sequence[tuple[float, float]], unit: Unit = US, least: int = 1, times: Iterable[float] = ()
+) -> int:
+    """The fewest decimals, from ``least`` on, with which printed pairs of times give their printed ratios and
+    none of ``times`` prints as zero.
+    """
+    shown = [us for us in times if us > 0]
     for decimals in range(least, MAX_DECIMALS):
-        if all(_reproduces(a, b, decimals, unit) for a, b in pairs):
+        if all(_reproduces(a, b, decimals, unit) for a, b in pairs) and all(
+            float(time(us, decimals, unit)) > 0 for us in shown
+        ):
             return decimals
     return MAX_DECIMALS
 
 
-def decimals_by_row(rows: Sequence[Sequence[tuple[float, float]]], unit: Unit = US) -> list[int]:
-    """Decimals for every row of a table: 2, about a GPU timer's tick, or as many as its ratios need."""
-    return [decimals_for(pairs, unit, least=2) for pairs in rows]
+def decimals_by_row(
+    rows: Sequence[Sequence[tuple[float, float]]], unit: Unit = US, times: Sequence[Iterable[float]] = ()
+) -> list[int]:
+    """Decimals for every row of a table: 2, about a GPU timer's tick, or as many as its ratios, and the
+    shortest of its ``times``, need.
+    """
+    shown = times or [()] * len(rows)
+    return [decimals_for(pairs, unit, 2, of_row) for pairs, of_row in zip(rows, shown, strict=True)]
 
 
-def division(a: float, b: float, unit: Unit = US) -> str:
-    """Two times and their ratio, as ``57.9 / 57.1 us = 1.014``, with the decimals that reproduce it."""
-    decimals = decimals_for([(a, b)], unit, least=2)
+def division(a: float, b: float) -> str:
+    """Two times and their ratio, as ``57.9 / 57.1 us = 1.014``, with the decimals that reproduce it.
+
+    Times that are too far apart for one unit have one each: ``4.10 us / 119.08 ms``.
+    """
+    unit, other = unit_for([a]), unit_for([b])
+    if unit is not other and max(a, b) >= FAR_APART * min(a, b):
+        return f"{time(a, 2, unit)} {unit.name} / {time(b, 2, other)} {other.name} = {ratio(a / b)}"
+    unit = unit_for([a, b])
+    decimals = decimals_for([(a, b)], unit, 2, [a, b])
     return f"{time(a, decimals, unit)} / {time(b, decimals, unit)} {unit.name} = {ratio(a / b)}"
 
 
@@ -122,4 +144,4 @@ def _ends(printed: Sequence[str], dash: str = "-") -> str:
 
 def _reproduces(a: float, b: float, decimals: int, unit: Unit) -> bool:
     above, below = float(time(a, decimals, unit)), float(time(b, decimals, unit))
-    return below > 0 and ratio(above / below) == ratio(a / b)
+    return above > 0 and below > 0 and ratio(above / below) == ratio(a / b)

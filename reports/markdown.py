@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from reports import definitions, tables
+from reports import definitions, tables, versions
 from reports import format as fmt
 from reports.findings import Finding, findings
 from reports.rows import DET, NEW, SOTA, Row, Run
@@ -30,10 +30,10 @@ def documents(
     run: Run, plots: Sequence[Plot], plot_notes: Sequence[str] = (), limit: int = LIMIT
 ) -> Mapping[str, str]:
     """File name -> text. One file, or two where it would pass ``limit`` characters: the full tables move."""
-    details = _full_tables(run)
-    before = _joined(_top(run), _plots(plots, plot_notes))
-    after = _joined(_definitions(run), _setup(run))
-    whole = _joined(before, _joined("## Full tables", *details), after)
+    full = _full_tables(run)
+    before = joined(_top(run), _plots(plots, plot_notes))
+    after = joined(_definitions(run), _setup(run))
+    whole = joined(before, joined("## Full tables", *full), after)
     if len(whole) <= limit:
         return {REPORT: whole}
     moved = (
@@ -41,18 +41,19 @@ def documents(
         f"characters, and GitHub takes {limit:,} in a comment."
     )
     return {
-        REPORT: _joined(before, "## Full tables", moved, after),
-        TABLES: _joined(f"# Full tables: {title(run)}", f"The report is [{REPORT}]({REPORT}).", *details),
+        REPORT: joined(before, "## Full tables", moved, after),
+        TABLES: joined(f"# Full tables: {title(run)}", f"The report is [{REPORT}]({REPORT}).", *full),
     }
 
 
 def headline(run: Run, over: str = NEW) -> str:
     """One sentence: rows by verdict and not measured, the geomean with its interval, the control."""
     t = tally(run, run.rows, over)
-    lead = f"`{over}` against the best library call: "
+    warm = "warm L2: " if run.manifest.l2_state == "warm" else ""
+    lead = f"{warm}`{over}` against the best library call: "
     text = f"{lead}faster in {len(t.faster)} of {fmt.counted(len(t.rows), 'row')}, same in {len(t.same)}, "
     text += f"slower in {len(t.slower)}, " + f"unclear in {len(t.unclear)}, " * bool(t.unclear)
-    text += f"not measured in {len(t.unmeasured)}; {_mean(t)}"
+    text += f"not measured in {len(t.unmeasured)}; {_mean(t)}{_by_mode(run, over)}"
     noise = control(run.rows)
     if over == NEW:
         text += f"; control {fmt.spread(noise)}" if noise else "; no control ratio"
@@ -63,17 +64,29 @@ def warnings(run: Run) -> list[str]:
     """What to know before believing a figure: no cold L2, another timer, flags, an unfinished run."""
     m = run.manifest
     said = []
-    if m.timer.name not in ("cupti", "cpu"):
+    if m.timer.name == "host":
+        said.append("No intervals were timed, as asked by `--timer host`: no row has a ratio.")
+    elif m.timer.name not in ("cupti", "cpu"):
         said.append(f"Timed by `{m.timer.name}`, not by CUPTI: {definitions.TIMERS[m.timer.name]}.")
     if m.timer.name == "cpu":
         said.append(
             "Measured on a CPU by its clock, not on a GPU by CUPTI: this says nothing of GPU kernels."
         )
-    if m.l2 is None or not m.l2.proven:
+    if m.l2_state == "warm":
+        said.append(
+            "A warm view, as asked by `--warm-l2`: nothing is flushed between steps, so every arm finds its "
+            "inputs in L2 as far as they fit. Its figures do not compare with cold ones."
+        )
+    elif m.timer.name != "host" and (m.l2 is None or not m.l2.proven):
         said.append(f"Caches are warm; cold L2 is {definitions.l2_state(m)}.")
     flags = [flag for flag in m.flags if flag != "warm"]
     if flags:
         said.append(f"Flags on the whole run: {', '.join(flags)}.")
+    if m.control_run:
+        said.append(
+            "This is a control run: a copy of the same cake, loaded by the same route, stands in the "
+            "previous version's place, so previous/new is of equal code."
+        )
     if m.finished is None:
         said.append("The run did not finish; rows without a result are counted as not measured.")
     if m.git.get("dirty", "").lower() in ("true", "yes", "1"):
@@ -149,11 +162,17 @@ def table(t: tables.Table) -> str:
 def title(run: Run) -> str:
     """What was measured on what, in a few words."""
     m = run.manifest
-    return f"{m.suite} suite, preset {m.preset}, on {', '.join(run.gpus)} ({m.device.arch})"
+    how = ", order-balanced passes" * (m.form == "passes") + ", warm L2" * (m.l2_state == "warm")
+    how += f", merged from {len(m.merged)} runs" * bool(m.merged)
+    return f"{m.suite} suite, preset {m.preset}{how}, on {', '.join(run.gpus)} ({m.device.arch})"
 
 
 def _top(run: Run) -> str:
     parts = [f"# {title(run)}", f"**{headline(run)}**"]
+    if previous := versions.headline(run):
+        parts.append(f"**{previous}**")
+        if worse := versions.slower(run):
+            parts.append(bullets(f"Rows slower than in {versions.name(run)}:", worse))
     said = [f"> **Note:** {text}" for text in warnings(run)]
     if said:
         parts.append("\n>\n".join(said))
@@ -163,11 +182,11 @@ def _top(run: Run) -> str:
         )
     slower = slower_lines(run, judged(run))
     parts.append(
-        _bullets(f"Slower rows, as {slower_legend(judged(run))}:", slower) if slower else "No row is slower."
+        bullets(f"Slower rows, as {slower_legend(judged(run))}:", slower) if slower else "No row is slower."
     )
     unmeasured = tally(run, run.rows).unmeasured
     if unmeasured:
-        parts.append(_bullets("Rows without a ratio (reasons under Findings):", named(unmeasured)))
+        parts.append(bullets("Rows without a ratio (reasons under Findings):", named(unmeasured)))
     parts += [
         "## Summary",
         "Ranges over shapes; above 1.000 cake is faster. `SOTA` is the fastest library call of each row.",
@@ -175,7 +194,7 @@ def _top(run: Run) -> str:
         "## Findings",
         *(_finding(f) for f in findings(run)),
     ]
-    return _joined(*parts)
+    return joined(*parts)
 
 
 def _mean(t: Tally) -> str:
@@ -187,42 +206,54 @@ def _mean(t: Tally) -> str:
     return f"geomean {fmt.ratio(t.mean.value)}{bounds}{some}"
 
 
+def _by_mode(run: Run, over: str) -> str:
+    """The geomeans of the modes, which differ: host time between kernels counts in eager mode alone."""
+    means = [(mode, tally(run, run.select(mode=mode), over).mean) for mode in run.modes]
+    known = [f"{mode} {fmt.ratio(mean.value)}" for mode, mean in means if mean]
+    return f" ({', '.join(known)})" if len(known) > 1 else ""
+
+
 def _finding(f: Finding) -> str:
-    return _bullets(f"**{f.title}**", f.sentences)
+    return bullets(f"**{f.title}**", f.sentences)
 
 
 def _plots(plots: Sequence[Plot], notes: Sequence[str]) -> str:
     shown = [f"![{p.caption}]({p.path})\n\n{p.caption}" for p in plots]
-    return _joined("## Plots", *shown, *notes)
+    return joined("## Plots", *shown, *notes)
 
 
 def _full_tables(run: Run) -> list[str]:
     parts = []
+    if run.manifest.form == "passes":
+        t = tables.passes(run)
+        parts.append(details(f"Order-balanced passes: all {fmt.counted(len(t.lines), 'row')}", table(t)))
     for mode in run.modes:
         t = tables.full(run, mode)
-        parts.append(_details(f"{mode}: all {fmt.counted(len(t.lines), 'row')}, losing rows first", table(t)))
-    parts.append(_details("Every library call, and SOTA/cake without it", table(tables.rivals(run))))
+        parts.append(details(f"{mode}: all {fmt.counted(len(t.lines), 'row')}, losing rows first", table(t)))
+    parts.append(details("Every library call, and SOTA/cake without it", table(tables.rivals(run))))
     h = tables.host(run)
     no_host = "Host time per call was not measured in this run."
-    parts.append(_details("Host time per call", table(h) if len(h.columns) > 2 else no_host))
-    parts.append(_details("Accuracy", table(tables.accuracy(run))))
+    parts.append(details("Host time per call", table(h) if len(h.columns) > 2 else no_host))
+    parts.append(details("Accuracy", table(tables.accuracy(run))))
     return parts
 
 
 def _definitions(run: Run) -> str:
-    body = _bullets("", [f"**{word}**: {meaning}." for word, meaning in definitions.definitions(run)])
-    return _joined("## Definitions", body)
+    body = bullets("", [f"**{word}**: {meaning}." for word, meaning in definitions.definitions(run)])
+    return joined("## Definitions", body)
 
 
 def _setup(run: Run) -> str:
-    return _joined("## Set-up", table(definitions.setup(run))) + "\n"
+    return joined("## Set-up", table(definitions.setup(run))) + "\n"
 
 
-def _details(title: str, body: str) -> str:
+def details(title: str, body: str) -> str:
+    """A part that opens on a click."""
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
-def _bullets(head: str, items: Sequence[str]) -> str:
+def bullets(head: str, items: Sequence[str]) -> str:
+    """A list below its heading, if it has one."""
     lines = "\n".join(f"- {_safe(item)}" for item in items)
     return f"{head}\n\n{lines}" if head else lines
 
@@ -237,5 +268,6 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _joined(*parts: str) -> str:
+def joined(*parts: str) -> str:
+    """Parts that are not empty, a blank line between them."""
     return "\n\n".join(p for p in parts if p)

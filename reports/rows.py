@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bench.model import Cell, Cells, Manifest, RowFacts
-from bench.statistics import Array
+from bench.statistics import Array, Sampling
 from bench.store import finished_rows, open_run
 
 #: Arms of the code under test, and the best rival's; any other arm is a library's or a user's.
@@ -159,6 +159,11 @@ class Run:
         """Every arm but the control: the different calls that were measured."""
         return [a for a in self.arms if a != CONTROL]
 
+    def sampling(self, row: Row) -> Sampling:
+        """What the groups of a row's samples are."""
+        facts = self.facts.get(row.key)
+        return Sampling(self.manifest.form, facts.units if facts else ())
+
     @staticmethod
     def is_cake(arm: str) -> bool:
         """Whether an arm is of the code under test."""
@@ -221,6 +226,12 @@ def _parse(key: str) -> tuple[str, str, str, int, int | None, int]:
         return suite, op, mode, int(t.removeprefix("T")), int(h.removeprefix("H")), int(n.removeprefix("N"))
     except ValueError:
         raise ValueError(f"row key {key!r}: needs suite-op-mode-T<n>-H<n>-N<n>") from None
+
+
+def name_of(key: str) -> str:
+    """A row's key in words: op, mode and the whole shape."""
+    _, op, mode, t, h, n = _parse(key)
+    return f"{op} {mode} T={t} H={h} N={n}"
 
 
 def _unique(items: Iterable[str]) -> list[str]:

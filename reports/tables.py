@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.model import Cell
-from bench.statistics import geomean
+from bench.statistics import geomean, paired_groups
 from reports import format as fmt
 from reports.rows import CONTROL, DET, NEW, NOT_APPLICABLE, PREVIOUS, SEQUENCE, SOTA, Row, Run
 from reports.tally import rival
@@ -52,9 +52,9 @@ class Notes:
 
 
 def summary(run: Run, with_gpu: bool = True) -> Table:
-    """One line a GPU, mode and op: ranges over shapes of control, det/cake, previous/cake, SOTA/cake."""
+    """One line a GPU, mode and op: ranges over shapes of previous/new, control, det/cake, SOTA/cake."""
     notes = Notes()
-    pairs = [(CONTROL, "control"), (DET, "det/cake"), (PREVIOUS, "previous/cake")]
+    pairs = [(PREVIOUS, "previous/new"), (CONTROL, "control"), (DET, "det/cake")]
     pairs = [(arm, title) for arm, title in pairs if arm in run.arms]
     where = "GPU" if run.manifest.device.driver else "device"
     columns = [Column(where, False)] * with_gpu + [Column("mode", False), Column("op", False)]
@@ -86,7 +86,8 @@ def full(run: Run, mode: str) -> Table:
     timed = [a for a in run.arms if any(r.us(a) is not None for r in rows)]
     overs = [a for a in (NEW, DET) if any((SOTA, a) in r.cells for r in rows)] or [NEW]
     unit = fmt.unit_for(us for r in rows for a in timed if (us := r.us(a)) is not None)
-    decimals = fmt.decimals_by_row([_printed_pairs(r, timed, overs) for r in rows], unit)
+    pairs = [_printed_pairs(r, timed, overs) for r in rows]
+    decimals = fmt.decimals_by_row(pairs, unit, [[us for a in timed if (us := r.us(a))] for r in rows])
     flagged = any(c.flags for r in rows for c in r.cells.values())
     show = _shape_columns(rows)
 
@@ -96,6 +97,12 @@ def full(run: Run, mode: str) -> Table:
     for over in overs:
         of = "" if over == NEW else f" ({over})"
         columns += [Column(f"SOTA/{over}"), Column(f"interval{of}"), Column(f"verdict{of}", False)]
+    versions = PREVIOUS in run.arms
+    again = any(c.again for r in rows if (c := r.cell(PREVIOUS)))
+    if versions:
+        columns += [Column("previous/new"), Column("interval (previous)")]
+        columns += [Column("verdict (previous)", False)] + [Column("measured again", False)] * again
+        columns += [Column("changed", False)]
     columns += [Column("control")] * (CONTROL in run.arms) + [Column("flags", False)] * flagged
     lines = []
     for row, places in zip(rows, decimals, strict=True):
@@ -104,6 +111,8 @@ def full(run: Run, mode: str) -> Table:
         line.append(row.sota_arm or notes.mark(*row.why_not(SOTA)))
         for over in overs:
             line += _judged(row, over, notes)
+        if versions:
+            line += _versions(row, again, notes)
         if CONTROL in run.arms:
             line.append(_ratio(row, CONTROL, NEW, notes))
         if flagged:
@@ -117,6 +126,46 @@ def full(run: Run, mode: str) -> Table:
             f"the timer's tick is {tick:.3f} us; decimals beyond it only let the times give the printed ratio"
         )
     return Table(tuple(columns), tuple(lines), notes.lines() + tuple(said))
+
+
+def passes(run: Run) -> Table:
+    """Every row of a run in order-balanced passes: us before and now, the speedup and the slower passes.
+
+    Before is the previous version; where the run has none, the fastest library call.
+    """
+    notes = Notes()
+    arm = PREVIOUS if PREVIOUS in run.arms else SOTA
+    word = "previous" if arm == PREVIOUS else "SOTA"
+    rows = run.rows
+    unit = fmt.unit_for(us for r in rows for a in (arm, NEW) if (us := r.us(a)) is not None)
+    show = _shape_columns(rows)
+    columns = [Column("GPU", False)] * (len(run.gpus) > 1) + [Column("mode", False), Column("op", False)]
+    columns += [Column(title) for title, _ in show] + [Column("SOTA", False)] * (arm == SOTA)
+    columns += [Column(f"{word}, {unit.name}"), Column(f"new, {unit.name}"), Column("speedup")]
+    columns += [Column("interval"), Column("slower passes"), Column("verdict", False)]
+    lines = []
+    for row in rows:
+        before, new = row.us(arm), row.us(NEW)
+        places = fmt.decimals_for([(before, new)] if before and new else [], unit, least=2)
+        line = [row.gpu] * (len(run.gpus) > 1) + [row.mode, row.op] + [get(row) for _, get in show]
+        if arm == SOTA:
+            line.append(row.sota_arm or notes.mark(*row.why_not(SOTA)))
+        line += [_time(row, a, places, unit, notes) for a in (arm, NEW)]
+        ratio, bounds, verdict = _judged(row, NEW, notes, arm)
+        line += [ratio, bounds, _slower_passes(run, row, arm, notes), verdict]
+        lines.append(tuple(line))
+    return Table(tuple(columns), tuple(lines), notes.lines())
+
+
+def _slower_passes(run: Run, row: Row, arm: str, notes: Notes) -> str:
+    cell = row.cell(arm)
+    if cell is None or cell.slower_passes is None:
+        return notes.mark(*row.why_not(arm))
+    samples = run.samples.get(row.key, {})
+    baseline = row.sota_arm if arm == SOTA else arm
+    if baseline is None or baseline not in samples or NEW not in samples:
+        return str(cell.slower_passes)
+    return f"{cell.slower_passes} of {paired_groups(samples[baseline], samples[NEW])}"
 
 
 def rivals(run: Run) -> Table:
@@ -216,6 +265,8 @@ def accuracy(run: Run) -> Table:
         none = (
             "bits are kept of cake's arms alone" if not run.is_cake(arm) else "no row has bits of this call"
         )
+        if arm == PREVIOUS:
+            bits, none = [], "the bits of the previous version are compared with this one's, see Findings"
         line.append(fmt.of(sum(bits), len(bits)) if bits else notes.mark(NOT_APPLICABLE, none))
         lines.append(tuple(line))
     return Table(tuple(columns), tuple(lines), notes.lines())
@@ -233,7 +284,12 @@ def met(cell: Cell, budget: float) -> bool:
 
 
 def _losing_first(row: Row) -> tuple[int, float]:
-    """Slower rows by ascending ratio, then rows without a verdict, then the others as they come."""
+    """Rows slower than the previous version, then than SOTA, by ascending ratio; then rows without a
+    verdict, then the others as they come.
+    """
+    before = row.cell(PREVIOUS)
+    if before is not None and before.verdict == "slower" and before.ratio is not None:
+        return (-1, before.ratio)
     cell = row.cell(SOTA)
     ratio = row.ratio(SOTA)
     if ratio is None or cell is None or cell.verdict is None:
@@ -252,7 +308,7 @@ def _shape_columns(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], str]]
 
 def _printed_pairs(row: Row, timed: Sequence[str], overs: Sequence[str]) -> list[tuple[float, float]]:
     """The pairs of printed times whose ratio is printed too."""
-    wanted = [(row.sota_arm, over) for over in overs] + [(CONTROL, NEW)]
+    wanted = [(row.sota_arm, over) for over in overs] + [(CONTROL, NEW), (PREVIOUS, NEW)]
     times = [(row.us(a), row.us(b)) for a, b in wanted if a and a in timed and b in timed]
     return [(a, b) for a, b in times if a and b]
 
@@ -267,15 +323,28 @@ def _ratio(row: Row, arm: str, over: str, notes: Notes) -> str:
     return notes.mark(*row.why_not(arm, over)) if value is None else fmt.ratio(value)
 
 
-def _judged(row: Row, over: str, notes: Notes) -> list[str]:
-    """Ratio, interval and verdict of SOTA over an arm."""
-    cell = row.cells.get((SOTA, over))
+def _judged(row: Row, over: str, notes: Notes, arm: str = SOTA) -> list[str]:
+    """Ratio, interval and verdict of SOTA (or another arm) over an arm."""
+    cell = row.cells.get((arm, over))
     if cell is None or cell.status != "ok" or cell.ratio is None:
-        return [notes.mark(*row.why_not(SOTA, over))] * 3
+        return [notes.mark(*row.why_not(arm, over))] * 3
     bounded = cell.ratio_lo is not None and cell.ratio_hi is not None
     few = "too few paired groups for an interval"
     bounds = fmt.interval(cell.ratio_lo or 0.0, cell.ratio_hi or 0.0) if bounded else notes.mark("none", few)
     return [fmt.ratio(cell.ratio), bounds, cell.verdict or notes.mark("none", "the cell holds no verdict")]
+
+
+def _versions(row: Row, again: bool, notes: Notes) -> list[str]:
+    """Ratio, interval and verdict of the previous version, its repeat where rows have one, what changed."""
+    line = _judged(row, NEW, notes, PREVIOUS)
+    cell = row.cell(PREVIOUS)
+    if again:
+        repeat = cell.again if cell else None
+        line.append("no" if repeat is None else f"{fmt.ratio(repeat.ratio)}, {repeat.verdict}")
+    if cell is None or cell.program is None:
+        unknown = "the plans of one of the versions are not known here"
+        return [*line, notes.mark("unknown", unknown)]
+    return [*line, ", ".join(cell.changed) or "nothing"]
 
 
 def _flags(row: Row) -> str:

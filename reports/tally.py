@@ -40,13 +40,15 @@ def tally(run: Run, rows: Sequence[Row], over: str = NEW, arm: str = SOTA) -> Ta
 def _mean(run: Run, rows: Sequence[Row], over: str, arm: str) -> Ratio | None:
     """The geomean of the cells' ratios; its interval from the samples behind them."""
     value = geomean(ratio for r in rows if (ratio := r.ratio(arm, over)) is not None)
-    pairs = []
+    pairs, samplings = [], []
     for row in rows:
         samples = run.samples.get(row.key, {})
         baseline = row.sota_arm if arm == SOTA else arm
         if baseline and baseline in samples and over in samples:
             pairs.append((samples[baseline], samples[over]))
-    bounds = geomean_ratio(pairs, f"{arm}/{over}") if len(pairs) == len(rows) else None
+            samplings.append(run.sampling(row))
+    key = f"{arm}/{over}"
+    bounds = geomean_ratio(pairs, key, samplings=samplings) if len(pairs) == len(rows) else None
     if value is None:
         return None
     return Ratio(value, bounds.lo, bounds.hi) if bounds else Ratio(value, None, None)

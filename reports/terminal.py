@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,13 +12,32 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reports import markdown, tables
+from reports import compare, markdown, tables, versions
+from reports.findings import without_time
 from reports.rows import Run, load
 from reports.tally import tally
 
 #: T columns side by side: five ranges of 11 characters and the names fit into 80 columns.
 TOKENS_A_TABLE = 3
+#: Columns of a comparison side by side: they are as wide, but have fewer names before them.
+COMPARED_A_TABLE = 5
+#: Where a column's title may be broken: not within `run 2 / run 1`.
+_BREAKS = re.compile(r"(?<!run)(?<!/) (?!/)")
 STYLES = {"slower": "bold yellow", "head": "bold", "warning": "yellow", "file": "cyan"}
+
+
+def print_comparison(c: compare.Comparison, console: Console) -> None:
+    """Print a comparison: each run's headline, the summary side by side, and the findings."""
+    console.print(f"[{STYLES['warning']}]note:[/] {_plain(compare.UNPAIRED)}", highlight=False)
+    for line in compare.headlines(c):
+        console.print(_plain(line), highlight=False)
+    for table in (compare.setup(c), compare.summary(c), compare.times(c)):
+        wide = [i for i, column in enumerate(table.columns) if column.number]
+        _print_table(table, console, wide, COMPARED_A_TABLE)
+    for title, lines in compare.findings(c):
+        console.print(f"[{STYLES['head']}]{_plain(title)}[/]", highlight=False)
+        for line in lines:
+            console.print(_plain(line), highlight=False)
 
 
 def print_summary(run_dir: Path, console: Console) -> None:
@@ -26,32 +47,40 @@ def print_summary(run_dir: Path, console: Console) -> None:
     overs = markdown.judged(run)
     for over in overs:
         console.print(_plain(markdown.headline(run, over)), highlight=False)
+    if previous := versions.headline(run):
+        console.print(_plain(previous), highlight=False)
     for text in markdown.warnings(run):
         console.print(f"[{STYLES['warning']}]note:[/] {_plain(text)}", highlight=False)
-    _print_table(tables.summary(run, with_gpu=len(run.gpus) > 1), console)
+    summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
+    tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
+    _print_table(summary, console, tokens, TOKENS_A_TABLE)
+    for text in versions.slower(run):
+        console.print(f"[{STYLES['slower']}]slower than before[/] {_plain(text)}", highlight=False)
     slower = markdown.slower_lines(run, overs)
     if slower:
         console.print(f"slower rows, as {markdown.slower_legend(overs)}:", highlight=False)
     for line in slower:
         console.print(f"[{STYLES['slower']}]slower[/] {_plain(line)}", highlight=False)
+    own = [arm for arm in run.arms if run.kinds.get(arm) == "user"]
+    for line in without_time(run, own):
+        console.print(f"[{STYLES['warning']}]your arm[/] {_plain(line)}", highlight=False)
     unmeasured = tally(run, run.rows).unmeasured
     for line in markdown.named(unmeasured):
         console.print(f"[{STYLES['warning']}]not measured[/] {_plain(line)}", highlight=False)
     _print_files(run, run_dir, console)
 
 
-def _print_table(table: tables.Table, console: Console) -> None:
-    """The summary, its T columns a few at a time so that no range is broken over lines."""
-    names = [i for i, c in enumerate(table.columns) if not c.title.startswith("SOTA/")]
-    tokens = [i for i in range(len(table.columns)) if i not in names]
-    for start in range(0, max(len(tokens), 1), TOKENS_A_TABLE):
+def _print_table(table: tables.Table, console: Console, wide: Sequence[int], most: int) -> None:
+    """A table, its ``wide`` columns ``most`` at a time so that no range is broken over lines."""
+    names = [i for i in range(len(table.columns)) if i not in wide]
+    for start in range(0, max(len(wide), 1), most):
         keep = [i for i in names if start == 0 or not table.columns[i].number]
-        keep += tokens[start : start + TOKENS_A_TABLE]
+        keep += wide[start : start + most]
         shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
         for i in keep:
             column = table.columns[i]
             side: Literal["left", "right"] = "right" if column.number else "left"
-            shown.add_column(escape(column.title.replace(" ", "\n")), justify=side, overflow="fold")
+            shown.add_column(escape(_BREAKS.sub("\n", column.title)), justify=side, overflow="fold")
         for line in table.lines:
             shown.add_row(*(escape(line[i]) for i in keep))
         console.print(shown)

@@ -50,6 +50,7 @@ class CuptiTimer:
     def __init__(self, device: torch.device | str) -> None:
         self._device = gpu_device(self.name, device)
         self._session = _session()
+        self._dropped_before = self._session.dropped
         self._tick_us: float | None = None
         self._check: tuple[float, float] | None = None
         self.odd_correlations = 0
@@ -63,7 +64,8 @@ class CuptiTimer:
         return TimerFacts(
             name="cupti",
             tick_us=self._tick_us,
-            dropped_records=self._session.dropped,
+            dropped_records=self._session.dropped - self._dropped_before,
+            odd_correlations=self.odd_correlations,
             check_us=check_us,
             check_events_us=check_events_us,
         )

@@ -165,6 +165,9 @@ ARMS = [Arm("mine", prepare)]
         ("", r"needs a non-empty list ARMS of bench\.arms\.Arm, has None"),
         (GOOD.replace('"mine"', '"cake"'), "the name 'cake' is taken; names must be unique"),
         (GOOD + "ARMS *= 2", "the name 'mine' is taken"),
+        ("raise SystemExit(3)", r"could not be imported: SystemExit: 3"),
+        (GOOD.replace('"mine"', '" "'), r"an arm's name is ' '; needs text that is not empty"),
+        (GOOD.replace('"mine"', "7"), r"an arm's name is 7; needs text that is not empty"),
     ],
 )
 def test_bad_arm_files(tmp_path, text, message):

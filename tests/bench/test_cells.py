@@ -6,7 +6,7 @@ import pytest
 from bench_builders import ROW, arm, manifest, row_facts, samples
 
 from bench.cells import describe, make_cells
-from bench.model import Accuracy, CallFacts, L2Proof
+from bench.model import Accuracy, CallFacts, L2Proof, TimerFacts
 from bench.store import sample_arrays
 from bench.suites import router_rows
 
@@ -111,6 +111,50 @@ def test_bits_flags_host_and_accuracy():
     assert cells["cake_det", "cake"].rel_fro == 3e-7 and cells["cake_det", "cake"].top8_equal is True
 
 
+def previous_cell(old, new):
+    """The cell of a previous version with such facts beside a working tree's with those."""
+    calls = {"plan": "calls", "det": "det_bits", "digest": "program_digest"}
+
+    def facts(name, given):
+        fields = {calls.get(k, k): v for k, v in given.items() if k != "plan"}
+        if "plan" in given:
+            fields["calls"] = (CallFacts(kind="fwd", library="cake", function="f", algorithm=given["plan"]),)
+        return arm(name, "cake", **fields)
+
+    made = cells_of(
+        TIMES | {"cake_prev": 11.0},
+        cake=facts("cake", new),
+        cake_prev=facts("cake_prev", old),
+    )
+    return made["cake_prev", "cake"]
+
+
+@pytest.mark.parametrize(
+    ("old", "changed"),
+    [
+        ({}, ()),
+        ({"program": "q"}, ("program",)),
+        ({"digest": "e"}, ("program",)),
+        ({"program": "q", "digest": "e", "plan": "b"}, ("program", "plan")),
+        ({"partition": "k2", "det": "c", "plan": "b"}, ("plan", "partition", "bits")),
+        ({"program": None, "digest": None, "plan": "", "partition": None, "det": None}, ()),
+    ],
+)
+def test_what_changed_since_the_previous_version(old, changed):
+    facts = {"program": "p", "digest": "d", "plan": "a", "partition": "k1", "det": "b"}
+    cell = previous_cell(facts | old, facts)
+    assert cell.changed == changed
+    known = (facts | old)["det"] is not None
+    assert cell.bits_equal is (("bits" not in changed) if known else None)
+    # It says nothing of cake's own cell.
+    assert cells_of()["cake", "cake"].changed == ()
+
+
+def test_bits_of_a_previous_version_are_not_those_before_and_after():
+    cell = previous_cell({"bits": "1", "bits_after": "2", "det": "b"}, {"det": "b"})
+    assert cell.bits_equal is True
+
+
 def test_differences_within_a_tick_are_no_differences():
     tick = manifest(timer=manifest().timer.model_copy(update={"tick_us": 5.0}))
     assert cells_of(m=tick)["lib_a", "cake"].verdict == "same"
@@ -130,3 +174,23 @@ def test_a_full_run_takes_seconds():
     assert len(made.cells) == 90 * (len(times) + 2)
     # Never a time as such: this only catches an accidental loop over resamples, which takes minutes.
     assert time.process_time() - began < 60
+
+
+def test_sota_of_a_run_without_intervals_has_not_failed():
+    arms = [arm("cake", "cake"), arm("lib_a"), arm("lib_b", status="unsupported", reason="no")]
+    made = make_cells(manifest(timer=TimerFacts(name="host")), [(row_facts(arms), {})])
+    sota = next(c for c in made.cells if c.arm == "sota")
+    assert (sota.status, sota.us, sota.verdict) == ("ok", None, None)
+    assert "lib_a ok: timer host measures no intervals" in sota.reason
+
+
+def test_cells_of_passes_count_the_slower_ones():
+    arms = [arm("cake", "cake"), arm("lib_a"), arm("lib_b")]
+    times = sample_arrays(samples({"cake": 10.0, "lib_a": 10.5, "lib_b": 9.5}, groups=16))
+    made = make_cells(manifest(form="passes"), [(row_facts(arms), times)])
+    cells = {(c.arm, c.over): c for c in made.cells}
+    assert [cells[name, "cake"].slower_passes for name in ("lib_a", "lib_b", "sota")] == [0, 16, 16]
+    assert cells["lib_a", "cake"].verdict == "faster" and cells["lib_b", "cake"].verdict == "slower"
+    ratio = cells["lib_a", "cake"].us / cells["cake", "cake"].us
+    assert cells["lib_a", "cake"].ratio == ratio
+    assert cells["cake", "cake"].slower_passes is None

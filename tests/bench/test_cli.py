@@ -176,7 +176,7 @@ def test_a_run_that_cannot_be_read(tmp_path, text, message, command):
 def test_a_full_disk_keeps_finished_rows(tmp_path, shapes, no_host_times, monkeypatch):
     write, out = RunDir.write_row, tmp_path / "run"
 
-    def full_at_the_second(run, facts, samples):
+    def full_at_the_second(run, facts, samples, again=False):
         if run.finished():
             raise OSError(errno.ENOSPC, "No space left on device", "row.parquet")
         write(run, facts, samples)
@@ -186,7 +186,7 @@ def test_a_full_disk_keeps_finished_rows(tmp_path, shapes, no_host_times, monkey
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert result.stderr.splitlines()[-1] == (
         "error: row.parquet: No space left on device; "
-        "finished rows are kept: mend that and go on with --resume"
+        f"finished rows are kept: mend that and go on with --resume {out}"
     )
     monkeypatch.undo()
     monkeypatch.setattr("bench.host.host_times", lambda *a, **k: {})

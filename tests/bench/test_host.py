@@ -9,6 +9,7 @@ import pytest
 
 import bench.host as host
 from bench.host import HostTimesFailed, collect, host_times, measure, time_calls, time_calls_on_cpu
+from bench.previous import load_copy
 from bench.suites import Row, Shape
 
 SMALL = Row("router", "fwd", "eager", Shape(8, 64, 16))
@@ -167,6 +168,20 @@ def test_a_real_child_measures_on_a_cpu(tmp_path: Path, arms_file: Path) -> None
         f"broken on {SMALL.key}: RuntimeError: no luck",
         f"deadly on {SMALL.key}: the process ended: exit code 9",
     ]
+
+
+def test_a_job_with_a_previous_version(tmp_path: Path) -> None:
+    job = {
+        "rows": [SMALL.key],
+        "arms": ["cake", "cake_prev"],
+        "device": "cpu",
+        "picks": str(tmp_path / "none.json"),
+        "arms_file": None,
+        "workspace_bytes": 1 << 20,
+        "previous": str(load_copy().path),
+    }
+    results = {m["arm"]: m for m in measure(json.loads(json.dumps(job))) if len(m) > 2}
+    assert results["cake"]["us"] > 0 and results["cake_prev"]["us"] > 0
 
 
 @pytest.mark.gpu

@@ -218,6 +218,42 @@ def test_voided_steps_are_counted():
     assert arms["a"].reason == "none of 6 steps has a time; 6 because: no records"
 
 
+@pytest.mark.parametrize(("every", "told"), [(10, True), (40, False)])
+def test_many_voided_steps_are_told_in_the_reason(every, told):
+    def void(count):
+        return "no records" if count % every == 0 else ""
+
+    arms, _, _ = measured(
+        Arm("a", right()), timer=FakeTimer(void=void), preset=replace(SMOKE, groups=10, steps=10)
+    )
+    assert arms["a"].status == "ok" and arms["a"].voided > 0
+    assert bool(arms["a"].reason) is told
+    if told:
+        assert arms["a"].reason.startswith(f"{arms['a'].voided} of 100 steps are void, ")
+        assert arms["a"].reason.endswith("because: no records")
+
+
+def test_instances_of_a_graph_take_turns(monkeypatch):
+    replayed, made = [], []
+
+    def prepare(row, t):
+        made.append(len(made))
+        number, run = made[-1], right()(row, t)
+
+        def once():
+            replayed.append(number)
+            run()
+
+        return once
+
+    monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
+    row = replace(ROW, mode="graph")
+    arms, _, _ = measured(Arm("a", prepare), row=row, preset=replace(SMOKE, groups=7, steps=1, untimed=0))
+    assert arms["a"].status == "ok" and len(made) == conducting.INSTANCES
+    # Accuracy is taken of the first before and of the last after timing.
+    assert replayed[0] == 0 and replayed[-8:] == [0, 1, 2, 3, 4, 0, 1, 4]
+
+
 def test_kernels_seen_first_are_expected_of_every_step():
     timer = FakeTimer(kernels=("gemm", "reduce"))
     row = Row("router", "fwd", "eager", ROW.shape)
@@ -356,7 +392,7 @@ def test_a_ctrl_c_keeps_finished_rows_and_resume_does_the_rest(small, no_host_ti
     monkeypatch.setattr(running, "measure_row", interrupted)
     outcome, _ = make(small)
     assert outcome.exit_code == 2 and len(outcome.cells.missing) == 2
-    assert outcome.problems == ("interrupted; finished rows are kept: go on with --resume",)
+    assert outcome.problems == (f"interrupted; finished rows are kept: go on with --resume {small.out}",)
     run = open_run(small.out)
     assert run.manifest().finished is None
     before = {p.name: p.read_bytes() for p in run.rows_path.iterdir()}
@@ -379,9 +415,16 @@ def test_resuming_a_finished_run_measures_nothing(small, no_host_times, monkeypa
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ops": ("fwd",)}, "rows was"),
-        ({"preset": "quick"}, "preset was smoke, now quick"),
-        ({"arms_file": "mine.py"}, "arms was .*, now .*mine"),
+        (
+            {"ops": ("fwd",)},
+            "rows: 4 then, 1 now, without router-fwd-eager-T8-H64-N16 and 3 more; go on with "
+            "`cake-bench run --resume {path}` and no further options, or start a new run (leave out --resume",
+        ),
+        ({"preset": "quick"}, "preset was smoke, now quick; form was 3 groups of 2 steps, now 6 groups of 2"),
+        (
+            {"arms_file": "mine.py"},
+            "arms: 6 then, 7 now, with mine; go on with `cake-bench run --resume {path}` without --arms and ",
+        ),
     ],
 )
 def test_resuming_as_another_run_is_refused(small, no_host_times, tmp_path, fields, message):
@@ -391,8 +434,9 @@ def test_resuming_as_another_run_is_refused(small, no_host_times, tmp_path, fiel
     )
     if "arms_file" in fields:
         fields = {"arms_file": tmp_path / "mine.py"}
-    with pytest.raises(RunRefused, match=f"cannot resume .*{message}.*; repeat the run's command"):
+    with pytest.raises(RunRefused) as e:
         make(replace(Options(resume=small.out), **fields))
+    assert str(e.value).startswith(f"cannot resume {small.out}: {message.format(path=small.out)}")
 
 
 def test_resume_of_another_schema(small, no_host_times):
@@ -421,7 +465,7 @@ def test_a_user_arm_that_raises_half_way(small, no_host_times, tmp_path):
 
 
 def test_an_inaccurate_cake_arm_exits_1(small, no_host_times, monkeypatch):
-    monkeypatch.setattr("bench.session.cake_arms", lambda: [Arm("cake", wrong, "cake")])
+    monkeypatch.setattr("bench.session.cake_arms", lambda previous: [Arm("cake", wrong, "cake")])
     outcome, _ = make(replace(small, ops=("bwd",)))
     assert outcome.exit_code == 1
     assert outcome.inaccurate[0].startswith(
@@ -430,7 +474,7 @@ def test_an_inaccurate_cake_arm_exits_1(small, no_host_times, monkeypatch):
 
 
 def test_a_cake_arm_that_fails_exits_2(small, no_host_times, monkeypatch):
-    monkeypatch.setattr("bench.session.cake_arms", lambda: [Arm("cake", raising(1), "cake")])
+    monkeypatch.setattr("bench.session.cake_arms", lambda previous: [Arm("cake", raising(1), "cake")])
     outcome, _ = make(replace(small, ops=("fwd",)))
     assert outcome.exit_code == 2
     assert outcome.unmeasured[0] == "cake fwd eager T=8 H=64 N=16: error: RuntimeError: broke at run 1"
@@ -471,3 +515,22 @@ def test_a_whole_run_on_the_gpu(tmp_path):
     assert cake and all(c.status == "ok" and c.rel_fro <= 4e-7 for c in cake)
     assert any(c.mode == "graph" for c in cake)
     assert all(c.us for c in outcome.cells.cells if c.arm == "sota")
+
+
+def test_a_stranger_that_came_while_the_run_went_is_flagged(small, no_host_times, monkeypatch):
+    monkeypatch.setattr("bench.run.shared_gpu", lambda device: True)
+    outcome, text = make(replace(small, ops=("fwd",)))
+    manifest = outcome.run.manifest()
+    assert manifest.flags == ("warm", "shared-gpu")
+    assert manifest.notes[-1].startswith("another process was on the GPU when the run ended")
+    assert all("shared-gpu" in c.flags for c in outcome.cells.cells) and manifest.notes[-1] in text
+
+
+def test_damaged_picks_are_one_line(small, no_host_times):
+    make(small)
+    (small.out / "picks.json").write_text('{"searches": 3}')
+    next(small.out.glob("rows/*.json")).unlink()
+    with pytest.raises(
+        StoreError, match=r"picks.json is damaged: searches: .*; delete it to have it made again"
+    ):
+        make(Options(resume=small.out))

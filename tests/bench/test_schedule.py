@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.schedule import position_counts, rotation
+from bench.schedule import passes, position_counts, rotation
 
 ARMS = st.lists(st.text("abcdefgh_", min_size=1, max_size=6), min_size=1, max_size=12, unique=True)
 
@@ -43,3 +43,23 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="groups must be positive, got 0"):
         rotation(["a"], 0)
     assert rotation([], 3) == []
+
+
+@given(ARMS, st.integers(1, 20))
+def test_every_pass_is_balanced_by_itself(arms, count):
+    orders = passes(arms, count)
+    assert len(orders) == count
+    for order in orders:
+        assert order == order[::-1] and sorted(order) == sorted(arms * 2)
+        where = {arm: [i for i, name in enumerate(order) if name == arm] for arm in arms}
+        assert {sum(places) for places in where.values()} == {2 * len(arms) - 1}
+
+
+def test_passes_are_spelled_out():
+    assert passes(["a", "b", "c"], 4) == [
+        ("a", "b", "c", "c", "b", "a"),
+        ("b", "c", "a", "a", "c", "b"),
+        ("c", "a", "b", "b", "a", "c"),
+        ("a", "b", "c", "c", "b", "a"),
+    ]
+    assert passes([], 4) == []

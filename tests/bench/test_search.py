@@ -129,3 +129,24 @@ def test_events_behind_a_delay_see_the_gpu_alone():
 
 def _sweep(x):
     x.mul_(1.0)
+
+
+def test_candidates_within_a_tick_go_to_the_thinner_library():
+    def result(tick, *times):
+        names = ("torch", "cublas", "cublas", "lt")
+        candidates = tuple(
+            Candidate(library=name, index=i, us=us, confirmed_us=us, verified=True)
+            for i, (name, us) in enumerate(zip(names, times, strict=True))
+        )
+        return GemmSearch(kind="fwd", T=1, H=1, N=1, tick_us=tick, candidates=candidates)
+
+    order = ["torch", "cublas", "lt"]
+
+    def picked(tick, *times):
+        best = fastest(result(tick, *times), order)
+        return best.library, best.index
+
+    assert picked(0.032, 7.008, 7.040, 7.010, 7.072) == ("cublas", 2)  # lt is two ticks away
+    assert picked(0.032, 7.008, 7.072, 7.072, 7.040) == ("lt", 3)
+    assert picked(None, 7.008, 7.040, 7.040, 7.040) == ("torch", 0)
+    assert picked(0.032, 7.008, 7.072, 7.072, 7.072) == ("torch", 0)

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 from bench_builders import ROW, arm, manifest, row_facts, samples
 
-from bench.model import SCHEMA, Cells
-from bench.store import StoreError, atomic_write, create_run, finished_rows, open_run, sample_arrays
+from bench.model import SCHEMA, Cells, Picks
+from bench.store import (
+    StoreError,
+    atomic_write,
+    create_run,
+    finished_rows,
+    open_run,
+    rows_again,
+    sample_arrays,
+)
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def test_damaged_manifest(run):
     path = run.path / "manifest.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"rows": 3}))
-    with pytest.raises(StoreError, match=r"manifest.json is damaged: rows: .*; measure again"):
+    with pytest.raises(StoreError, match=r"manifest.json is damaged: rows: .*; measure again, or put back"):
         open_run(run.path)
     path.write_text("{")
     with pytest.raises(StoreError, match=r"cannot read .*manifest\.json"):
@@ -108,6 +116,45 @@ def test_damaged_samples(run):
 def test_no_run_here(tmp_path):
     with pytest.raises(StoreError, match=r"is no run directory: it has no manifest\.json"):
         open_run(tmp_path)
+
+
+def test_a_re_measurement_stands_beside_its_row(run):
+    once, again = samples({"cake": 10.0}), samples({"cake": 11.0})
+    run.write_row(row_facts([arm("cake", "cake")]), once)
+    assert run.finished(again=True) == set() and rows_again(run) == {}
+    before = (run.rows_path / f"{ROW.key}.parquet").read_bytes()
+    run.write_row(row_facts([arm("cake", "cake")]), again, again=True)
+    assert run.finished() == run.finished(again=True) == {ROW.key}
+    assert (run.rows_path / f"{ROW.key}.parquet").read_bytes() == before
+    [(facts, arrays)] = rows_again(run).values()
+    assert facts.key == ROW.key
+    np.testing.assert_array_equal(arrays["cake"].ravel(), again.us.to_numpy(float))
+
+
+def test_a_re_measurement_that_is_made_anew_is_unfinished_meanwhile(run, monkeypatch):
+    run.write_row(row_facts([arm("cake", "cake")]), samples({"cake": 10.0}), again=True)
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        run.write_row(row_facts([arm("cake", "cake")]), samples({"cake": 11.0}), again=True)
+    assert run.finished(again=True) == set()
+
+
+def test_picks_that_are_damaged_say_what_to_do(run):
+    assert run.read_picks() == Picks()
+    run.write_json("picks.json", {"searches": [{"kind": "fwd"}]})
+    with pytest.raises(StoreError) as e:
+        run.read_picks()
+    assert str(e.value) == (
+        f"{run.path / 'picks.json'} is damaged: searches.0.T: Field required; delete it to have it made "
+        f"again with `cake-bench run --resume {run.path}`"
+    )
+
+
+def test_what_went_wrong_first_is_what_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", lambda a, b: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(type(tmp_path), "unlink", lambda *a, **k: (_ for _ in ()).throw(OSError(30, "no")))
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write(tmp_path / "file", b"new")
 
 
 def test_a_directory_that_holds_a_run_is_not_taken(run):
@@ -134,5 +181,5 @@ def test_cells_and_further_json(run):
     run.write_json("host.json", {"a": 1})
     assert run.read_json("host.json") == {"a": 1}
     (run.path / "host.json").write_text("{")
-    with pytest.raises(StoreError, match="delete it to have it made again with --resume"):
+    with pytest.raises(StoreError, match="delete it to have it made again with `cake-bench run --resume"):
         run.read_json("host.json")

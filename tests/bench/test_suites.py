@@ -80,5 +80,16 @@ def test_bad_shapes_file(tmp_path, text, message):
 
 
 def test_missing_shapes_file(tmp_path):
-    with pytest.raises(ValueError, match=r"cannot read shapes from .*absent\.toml"):
+    with pytest.raises(
+        ValueError, match=r"cannot read shapes from .*absent\.toml: No such file or directory$"
+    ):
         load_shapes(tmp_path / "absent.toml")
+    with pytest.raises(ValueError, match=r"cannot read shapes from \S*: Is a directory$"):
+        load_shapes(tmp_path)
+
+
+def test_a_shapes_file_that_is_no_text(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"shapes = [\xff\xfe]")
+    with pytest.raises(ValueError, match=r"cannot read shapes from .*mine\.toml: it is not UTF-8 text"):
+        load_shapes(path)

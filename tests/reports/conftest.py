@@ -368,3 +368,50 @@ def broken_dir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def small_dir(tmp_path_factory) -> Path:
     return build_small(tmp_path_factory.mktemp("runs") / "small")
+
+
+def build_small_again(path: Path) -> Path:
+    """`build_small`'s rows and one more on another node, noiseless: one slower, other arms."""
+    shapes = [Shape(64, 4096), Shape(256, 4096), Shape(1024, 4096)]
+    rows = router_rows(shapes, ops=("fwd",), modes=("graph",))
+    arms = {a: H200_ARMS[a] for a in ("cake", "control", "cake_det", "torch_fp32")} | {"mine": "user"}
+
+    def outcome(row: Row, arm: str) -> Outcome:
+        if arm == "mine":
+            return 5.0
+        us = h200_us(row, arm)
+        assert isinstance(us, float)
+        return us * (2.5 if row.shape.T == 64 and arm in ("cake", "control", "cake_det") else 1.0)
+
+    changes = {"node": "node-2", "libraries": {"cublas": "13.6.0.1, /opt/libcublas.so.13"}, "spread": 0.0}
+    return build(path, rows, arms, outcome, groups=3, steps=2, **{**H200, **changes})
+
+
+def build_passes(path: Path, **changes) -> Path:
+    """Two rows in order-balanced passes with a previous version, 2 % slower and 1 % faster."""
+    rows = router_rows([Shape(64, 4096), Shape(1024, 4096)], ops=("fwd",), modes=("graph",))
+    arms = {"cake": "cake", "control": "cake", "cake_prev": "cake", "torch_fp32": "library"}
+
+    def outcome(row: Row, arm: str) -> Outcome:
+        us = h200_us(row, "cake" if arm == "cake_prev" else arm)
+        assert isinstance(us, float)
+        return us * ((1.02 if row.shape.T == 1024 else 0.99) if arm == "cake_prev" else 1.0)
+
+    fields = {**H200, "spread": 0.001, "form": "passes", "host_us": None, **changes}
+    return build(path, rows, arms, outcome, groups=16, steps=10, **fields)
+
+
+@pytest.fixture(scope="session")
+def small_again_dir(tmp_path_factory) -> Path:
+    return build_small_again(tmp_path_factory.mktemp("runs") / "again")
+
+
+@pytest.fixture(scope="session")
+def passes_dir(tmp_path_factory) -> Path:
+    return build_passes(tmp_path_factory.mktemp("runs") / "passes")
+
+
+@pytest.fixture(scope="session")
+def warm_dir(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "warm"
+    return build_passes(path, form="groups", l2_state="warm", l2=None, flags=("warm",))

@@ -62,3 +62,9 @@ def test_printed_times_reproduce_the_printed_ratio(rows, unit):
             printed = float(fmt.time(a, decimals, unit)) / float(fmt.time(b, decimals, unit))
             # On a rounding boundary, to the last bit, the quotient may round to either side.
             assert fmt.ratio(printed) == fmt.ratio(a / b) or decimals == fmt.MAX_DECIMALS
+
+
+def test_times_far_apart_have_a_unit_each():
+    assert fmt.division(4.1, 119_080.0) == "4.10 us / 119.08 ms = 0.000"
+    assert fmt.division(119_080.0, 4.1) == "119.08 ms / 4.10 us = 29043.902"
+    assert fmt.division(900.0, 119_080.0) == "0.90 / 119.08 ms = 0.008"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.statistics import JUDGEMENT
 from bench.store import open_run
 from reports import markdown, write_report
 from reports.rows import group, load
@@ -43,7 +44,8 @@ def test_headline_counts_every_row_and_names_the_slower(h200_dir):
     headline = text.splitlines()[2]
     assert re.fullmatch(
         r"\*\*`cake` against the best library call: faster in 84 of 90 rows, same in 3, slower in 3, "
-        r"not measured in 0; geomean \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]; control 0\.\d{3}-1\.\d{3}\.\*\*",
+        r"not measured in 0; geomean \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] "
+        r"\(eager \d\.\d{3}, graph \d\.\d{3}\); control 0\.\d{3}-1\.\d{3}\.\*\*",
         headline,
     )
     top = text[: text.index("## Summary")]
@@ -152,7 +154,8 @@ def test_definitions_follow_the_manifest(small_dir, cpu_dir):
     small, cpu = (render(d)[markdown.REPORT].partition("## Definitions")[2] for d in (small_dir, cpu_dir))
     assert "T 64/256 x H 4096, N 256" in small
     assert "3 groups" in small and "for 2 untimed and 2 timed steps" in small
-    assert "CUPTI activity records" in small and "99 % interval" in small
+    assert "CUPTI activity records" in small
+    assert f"{100 * JUDGEMENT.level:g} % interval" in small
     assert "wall time of the op by the monotonic clock" in cpu
     assert "T 64 x H 5120/6144, N 256" in cpu
     assert "`graph`" not in cpu
@@ -170,3 +173,23 @@ def test_definitions_follow_the_manifest(small_dir, cpu_dir):
         "verdict",
     ):
         assert f"- **{word}**: " in small
+
+
+def test_a_warm_view_says_so_everywhere(warm_dir, small_dir):
+    text = render(warm_dir)[markdown.REPORT]
+    assert text.startswith("# router suite, preset full, warm L2, on ")
+    assert text.splitlines()[2].startswith("**warm L2: `cake` against the best library call: ")
+    assert "**Note:** A warm view, as asked by `--warm-l2`" in text and "cold L2 is" not in text
+    assert "nothing is flushed before a step" in text and "L2 is overwritten" not in text
+    assert "| cold L2 | not wanted: a warm view" in text
+    assert "warm" not in render(small_dir)[markdown.REPORT].partition("## Definitions")[0]
+
+
+def test_a_run_of_host_times_alone_says_that_nothing_was_timed(small_dir):
+    run = load(small_dir)
+    host = run.manifest.model_copy(
+        update={"timer": run.manifest.timer.model_copy(update={"name": "host"}), "l2": None}
+    )
+    text = markdown.documents(replace(run, manifest=host), [])[markdown.REPORT]
+    assert "**Note:** No intervals were timed, as asked by `--timer host`: no row has a ratio." in text
+    assert "not by CUPTI" not in text and "Caches are warm" not in text

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from reports import tables
+from reports import markdown, tables
 from reports.rows import load
 
 RUNS = ["h200_dir", "cpu_dir", "broken_dir", "small_dir"]
@@ -114,7 +115,7 @@ def test_previous_has_a_column_only_where_it_ran(h200_dir):
 
 def test_previous_and_user_arms_are_shown_but_not_ranked(previous_dir):
     run = load(previous_dir)
-    assert "previous/cake" in [c.title for c in tables.summary(run).columns]
+    assert [c.title for c in tables.summary(run).columns][3:5] == ["previous/new", "control"]
     assert "mine, us" in [c.title for c in tables.full(run, "graph").columns]
     table = tables.rivals(run)
     assert column(table, "call") == ["torch_fp32", "mine"]
@@ -162,3 +163,48 @@ def test_decimals_beyond_the_tick_are_explained(h200_dir, cpu_dir):
 
 def test_host_table_without_figures_has_no_arm(broken_dir):
     assert [c.title for c in tables.host(load(broken_dir)).columns] == ["mode", "op"]
+
+
+def test_passes_have_a_table_of_their_own(passes_dir, small_dir):
+    t = tables.passes(load(passes_dir))
+    assert [c.title for c in t.columns] == [
+        *(
+            "mode",
+            "op",
+            "T",
+            "H",
+            "previous, us",
+            "new, us",
+            "speedup",
+            "interval",
+            "slower passes",
+            "verdict",
+        )
+    ]
+    slower, faster = (dict(zip((c.title for c in t.columns), line, strict=True)) for line in t.lines)
+    assert (slower["slower passes"], faster["slower passes"]) == ("16 of 16", "0 of 16")
+    for line in (slower, faster):
+        assert f"{float(line['previous, us']) / float(line['new, us']):.3f}" == line["speedup"]
+    text = markdown.documents(load(passes_dir), [])[markdown.REPORT]
+    assert "<summary>Order-balanced passes: all 2 rows</summary>" in text
+    assert "preset full, order-balanced passes, on" in text and "Student's t" in text
+    assert "Order-balanced" not in markdown.documents(load(small_dir), [])[markdown.REPORT]
+
+
+def test_passes_without_a_previous_version_are_against_the_best_library_call(passes_dir):
+    run = load(passes_dir)
+    arms = tuple(a for a in run.manifest.arms if a != "cake_prev")
+    t = tables.passes(replace(run, manifest=run.manifest.model_copy(update={"arms": arms})))
+    line = dict(zip((c.title for c in t.columns), t.lines[0], strict=True))
+    assert line["SOTA"] == "torch_fp32" and line["speedup"] == "1.836" and line["slower passes"] == "0 of 16"
+
+
+def test_short_times_do_not_print_as_zero_beside_long_ones(small_dir):
+    run = load(small_dir)
+    row = run.rows[0]
+    cells = dict(row.cells)
+    for pair, us in ((("cake", "cake"), 119_080.0), (("torch_fp32", "cake"), 4.1)):
+        cells[pair] = cells[pair].model_copy(update={"us": us})
+    t = tables.full(replace(run, rows=(replace(row, cells=cells),)), "graph")
+    line = dict(zip((c.title for c in t.columns), t.lines[0], strict=True))
+    assert float(line["torch_fp32, ms"]) > 0

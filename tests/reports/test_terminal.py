@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 
 import pytest
 from rich.console import Console
@@ -40,3 +42,20 @@ def test_rows_without_a_ratio_are_named(broken_dir):
     flat = " ".join(printed(broken_dir).split())
     assert "not measured dgrad eager: T=64 H=4096 (no ratio); T=256 H=4096 (no ratio)" in flat
     assert "note: The run did not finish" in flat
+
+
+def test_a_users_arm_that_failed_is_named(previous_dir, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(previous_dir, copy)
+    path = copy / "cells.json"
+    cells = json.loads(path.read_text())
+    for cell in cells["cells"]:
+        if cell["arm"] == "mine":
+            cell.update(
+                status="error", reason="RuntimeError: no such kernel", us=None, ratio=None, verdict=None
+            )
+    path.write_text(json.dumps(cells))
+    assert "your arm mine: error on all 2 rows: RuntimeError: no such kernel." in " ".join(
+        printed(copy).split()
+    )
+    assert "your arm" not in printed(previous_dir)

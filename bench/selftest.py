@@ -1,0 +1,432 @@
+"""The judge judged: how often it flags an arm against itself, and how often it finds a planted slowdown.
+
+Runs of cake, a control and planted arms (:mod:`bench.planted`), or simulated ones (:mod:`bench.simulate`), go
+through the same ratios and verdicts as any run. Pure but for :func:`observed`, which reads run directories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from bench.arms import CAKE, CONTROL
+from bench.model import SCHEMA, Manifest, Verdict
+from bench.planted import PLANTED
+from bench.simulate import TICK_US, router_suite, simulate_run
+from bench.statistics import (
+    JUDGEMENT,
+    Array,
+    Judgement,
+    Ratio,
+    median_us,
+    paired_ratio,
+    paired_ratios,
+    verdict,
+)
+from bench.store import finished_rows, open_run
+from bench.suites import Row
+
+#: What METHOD promises: at most this share of A/A cells flagged before confirmation, and at least this share
+#: found of each planted slowdown; of 1 and 2 % on rows of :data:`LONG_US` and longer, of 5 % on all rows.
+FALSE_ALARMS = 0.005
+POWER = {1: 0.90, 2: 0.98, 5: 1.0}
+LONG_US = 10.0
+#: What else the judge could have been: the false alarms and the power of each are reported beside its own.
+LEVELS = (0.95, 0.97, 0.98, 0.99)
+MIN_EFFECTS = (0.002, 0.003, 0.004, 0.005)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One row of one run: the samples of its arms. ``missing`` says why an arm has none."""
+
+    run: str
+    row: str
+    samples: Mapping[str, Array]
+    tick_us: float | None
+    missing: Mapping[str, str]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Share(_Model):
+    """How many of how many."""
+
+    count: int
+    of: int
+    share: float | None = None
+
+
+class Judged(_Model):
+    """One arm of one row of one run, over cake."""
+
+    run: str
+    row: str
+    us: float
+    over_us: float
+    ratio: float
+    ratio_lo: float | None
+    ratio_hi: float | None
+    verdict: Verdict
+
+
+class Achieved(_Model):
+    """What was planted in a row as it was achieved, in percent, over all groups of all runs; and how often it
+    was found.
+    """
+
+    row: str
+    us: float
+    percent: float
+    percent_lo: float | None
+    percent_hi: float | None
+    found: int
+    runs: int
+
+
+class Power(_Model):
+    """How often a planted slowdown was found. ``percent_*``: what was achieved, over the rows of 10 us and
+    more.
+    """
+
+    target_percent: float
+    long_rows: Share
+    all_rows: Share
+    by_kind: dict[str, Share]
+    percent_median: float | None
+    percent_min: float | None
+    percent_max: float | None
+    achieved: tuple[Achieved, ...]
+    missed: tuple[Judged, ...]
+
+
+class Other(_Model):
+    """What another level and minimum effect would have given: shares of cells (power: of long rows)."""
+
+    level: float
+    min_effect: float
+    false_alarm_rate: float | None
+    power: dict[str, float | None]
+
+
+class RunLine(_Model):
+    """One run behind the figures."""
+
+    run: str
+    started: str = ""
+    commit: str = ""
+    device: str = ""
+    arms: tuple[str, ...] = ()
+    rows: int
+    finished: bool
+
+
+class Selftest(_Model):
+    """``selftest.json``."""
+
+    schema_version: int = SCHEMA
+    simulated: bool
+    false_alarm_rate: float | None
+    cells: int
+    flagged: tuple[Judged, ...]
+    power: dict[str, Power]
+    limits: dict[str, float]
+    kept: dict[str, bool]
+    others: tuple[Other, ...]
+    unmeasured: tuple[str, ...] = ()
+    config: dict[str, float] = Field(default_factory=dict)
+    runs: tuple[RunLine, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0: all limits are kept; 1: one is not; 2: something was not measured."""
+        missing = self.unmeasured or self.false_alarm_rate is None or not all(r.finished for r in self.runs)
+        return 1 if not all(self.kept.values()) else 2 if missing else 0
+
+
+def simulated(
+    runs: int, seed: int = 0, instances: int = 1, rows: Sequence[str] = ()
+) -> Iterator[Observation]:
+    """Simulated runs of the router suite, or of its rows of these patterns."""
+    suite = [r for r in router_suite() if not rows or any(fnmatchcase(r.key, pattern) for pattern in rows)]
+    factors = {CAKE: 1.0, CONTROL: 1.0} | {name: 1 + percent / 100 for percent, name in PLANTED.items()}
+    for run in range(runs):
+        for row, samples in simulate_run(suite, factors, run, seed, instances):
+            yield Observation(f"simulated-{run + 1}", row.key, samples, TICK_US, {})
+
+
+def observed(directories: Sequence[Path]) -> tuple[list[Observation], list[RunLine]]:
+    """The rows of run directories, each of a selftest. Raises :class:`bench.store.StoreError`."""
+    observations, lines = [], []
+    for directory in directories:
+        run = open_run(directory)
+        manifest = run.manifest()
+        name = f"{directory.resolve().parent.name}/{directory.resolve().name}"
+        for facts, samples in finished_rows(run, manifest.rows):
+            # Only arms that passed have times: an inaccurate one proves nothing.
+            fine = {
+                arm.arm: samples[arm.arm] for arm in facts.arms if arm.status == "ok" and arm.arm in samples
+            }
+            missing = {a.arm: f"{a.status}: {a.reason}" for a in facts.arms if a.arm not in fine}
+            observations.append(Observation(name, facts.key, fine, manifest.timer.tick_us, missing))
+        lines.append(_line(name, manifest, run.finished()))
+    return observations, lines
+
+
+def run_directories(given: Sequence[Path]) -> list[Path]:
+    """The run directories given, and those in the selftest directories given, in their order."""
+    found = []
+    for path in given:
+        inner = sorted(p.parent for p in path.glob("run-*/manifest.json"))
+        found += inner if inner and not (path / "manifest.json").is_file() else [path]
+    return found
+
+
+def _line(name: str, manifest: Manifest, done: set[str]) -> RunLine:
+    return RunLine(
+        run=name,
+        started=manifest.started,
+        commit=manifest.git.get("commit", ""),
+        device=manifest.device.name,
+        arms=manifest.arms,
+        rows=len(done),
+        finished=set(manifest.rows) <= done,
+    )
+
+
+def summarise(
+    observations: Iterable[Observation],
+    runs: Sequence[RunLine] = (),
+    simulated: bool = False,
+    judgement: Judgement = JUDGEMENT,
+) -> Selftest:
+    """False alarms and power over all observations, by the judgement given and by others beside it."""
+    seen = list(observations)
+    cells = {arm: _judge(seen, arm, judgement) for arm in (CONTROL, *PLANTED.values())}
+    alarms = [c.word(judgement) in ("faster", "slower") for c in cells[CONTROL]]
+    long = _long_rows(seen)
+    powers = {
+        str(percent): _power(percent, cells[arm], seen, arm, long, judgement)
+        for percent, arm in PLANTED.items()
+        if cells[arm]
+    }
+    rate = _share(sum(alarms), len(alarms)).share
+    kept = {} if rate is None else {"false_alarm_rate": rate <= FALSE_ALARMS}
+    for percent, limit in POWER.items():
+        if str(percent) in powers:
+            power = powers[str(percent)]
+            share = (power.all_rows if percent == 5 else power.long_rows).share
+            kept[f"power_{percent}"] = share is not None and share >= limit
+    return Selftest(
+        simulated=simulated,
+        false_alarm_rate=rate,
+        cells=len(alarms),
+        flagged=tuple(c.judged(judgement) for c, flag in zip(cells[CONTROL], alarms, strict=True) if flag),
+        power=powers,
+        limits={"false_alarm_rate": FALSE_ALARMS, "long_us": LONG_US}
+        | {f"power_{percent}": limit for percent, limit in POWER.items()},
+        kept=kept,
+        others=tuple(_others(cells, long, judgement)),
+        unmeasured=tuple(
+            f"{o.run} {o.row} {arm}: {why}"
+            for o in seen
+            for arm, why in o.missing.items()
+            if arm in (CAKE, *cells)
+        ),
+        config=judgement.as_dict(),
+        runs=tuple(runs) or _plain_lines(seen),
+    )
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """An arm over cake in one run, with an interval for every level."""
+
+    run: str
+    row: str
+    us: float
+    over_us: float
+    tick_us: float | None
+    ratios: Mapping[float, Ratio]
+
+    def word(self, judgement: Judgement) -> Verdict:
+        ratio = self.ratios[judgement.level]
+        return verdict(ratio, self.us, self.over_us, self.tick_us, judgement)
+
+    def found(self, judgement: Judgement) -> bool:
+        """Whether a planted arm is called the slower one."""
+        return self.word(judgement) == "faster"
+
+    def judged(self, judgement: Judgement) -> Judged:
+        ratio = self.ratios[judgement.level]
+        return Judged(
+            run=self.run,
+            row=self.row,
+            us=self.us,
+            over_us=self.over_us,
+            ratio=ratio.value,
+            ratio_lo=ratio.lo,
+            ratio_hi=ratio.hi,
+            verdict=self.word(judgement),
+        )
+
+
+def _judge(seen: Sequence[Observation], arm: str, judgement: Judgement) -> list[_Cell]:
+    levels = sorted({judgement.level, *LEVELS})
+    cells = []
+    for o in seen:
+        if arm not in o.samples or CAKE not in o.samples:
+            continue
+        us, over = median_us(o.samples[arm]), median_us(o.samples[CAKE])
+        # The key that the cells of a run have too: the same resampling, hence the same verdict.
+        ratios = paired_ratios(o.samples[arm], o.samples[CAKE], f"{o.row}/{arm}/{CAKE}", levels, judgement)
+        if ratios and us is not None and over is not None:
+            pairs = dict(zip(levels, ratios, strict=True))
+            cells.append(_Cell(o.run, o.row, us, over, o.tick_us, pairs))
+    return cells
+
+
+def _long_rows(seen: Sequence[Observation]) -> set[str]:
+    """The rows on which cake takes :data:`LONG_US` and more, by the median over runs."""
+    times: dict[str, list[float]] = {}
+    for o in seen:
+        us = median_us(o.samples[CAKE]) if CAKE in o.samples else None
+        if us is not None:
+            times.setdefault(o.row, []).append(us)
+    return {row for row, us in times.items() if float(np.median(us)) >= LONG_US}
+
+
+def _power(
+    percent: int,
+    cells: Sequence[_Cell],
+    seen: Sequence[Observation],
+    arm: str,
+    long: set[str],
+    judgement: Judgement,
+) -> Power:
+    found = [c.found(judgement) for c in cells]
+    kinds: dict[str, list[bool]] = {}
+    rows: dict[str, list[bool]] = {}
+    for cell, hit in zip(cells, found, strict=True):
+        row = Row.from_key(cell.row)
+        rows.setdefault(cell.row, []).append(hit)
+        if cell.row in long:
+            kinds.setdefault(f"{row.mode} {row.op}", []).append(hit)
+    achieved = tuple(_achieved(row, hits, seen, arm, judgement) for row, hits in rows.items())
+    planted = [a.percent for a in achieved if a.row in long]
+    in_long = [hit for cell, hit in zip(cells, found, strict=True) if cell.row in long]
+    return Power(
+        target_percent=percent,
+        long_rows=_share(sum(in_long), len(in_long)),
+        all_rows=_share(sum(found), len(found)),
+        by_kind={kind: _share(sum(hits), len(hits)) for kind, hits in sorted(kinds.items())},
+        percent_median=float(np.median(planted)) if planted else None,
+        percent_min=min(planted, default=None),
+        percent_max=max(planted, default=None),
+        achieved=achieved,
+        missed=tuple(c.judged(judgement) for c, hit in zip(cells, found, strict=True) if not hit),
+    )
+
+
+def _achieved(
+    row: str, hits: Sequence[bool], seen: Sequence[Observation], arm: str, judgement: Judgement
+) -> Achieved:
+    both = [o.samples for o in seen if o.row == row and arm in o.samples and CAKE in o.samples]
+    slow, plain = (_pooled([samples[name] for samples in both]) for name in (arm, CAKE))
+    ratio = paired_ratio(slow, plain, f"{row}/{arm}", judgement)
+    assert ratio is not None  # the row has cells
+    lo, hi = (None if end is None else 100 * (end - 1) for end in (ratio.lo, ratio.hi))
+    return Achieved(
+        row=row,
+        us=median_us(plain) or 0.0,
+        percent=100 * (ratio.value - 1),
+        percent_lo=lo,
+        percent_hi=hi,
+        found=sum(hits),
+        runs=len(hits),
+    )
+
+
+def _pooled(samples: Sequence[Array]) -> Array:
+    """The groups of several runs below each other, short visits filled up with steps that have no time."""
+    steps = max(s.shape[1] for s in samples)
+    return np.concatenate(
+        [np.pad(s, ((0, 0), (0, steps - s.shape[1])), constant_values=np.nan) for s in samples]
+    )
+
+
+def _others(cells: Mapping[str, Sequence[_Cell]], long: set[str], judgement: Judgement) -> Iterator[Other]:
+    for level in LEVELS:
+        for effect in MIN_EFFECTS:
+            other = replace(judgement, level=level, min_effect=effect)
+            alarms = [c.word(other) in ("faster", "slower") for c in cells[CONTROL]]
+            power = {}
+            for percent, arm in PLANTED.items():
+                hits = [c.found(other) for c in cells[arm] if percent == 5 or c.row in long]
+                power[str(percent)] = _share(sum(hits), len(hits)).share
+            yield Other(
+                level=level,
+                min_effect=effect,
+                false_alarm_rate=_share(sum(alarms), len(alarms)).share,
+                power=power,
+            )
+
+
+def _share(count: int, of: int) -> Share:
+    return Share(count=count, of=of, share=count / of if of else None)
+
+
+def _plain_lines(seen: Sequence[Observation]) -> tuple[RunLine, ...]:
+    rows: dict[str, set[str]] = {}
+    for o in seen:
+        rows.setdefault(o.run, set()).add(o.row)
+    return tuple(RunLine(run=run, rows=len(keys), finished=True) for run, keys in rows.items())
+
+
+def lines(test: Selftest) -> list[str]:
+    """The result in words, for the terminal."""
+    said = [f"{len(test.runs)} {'simulated ' if test.simulated else ''}runs"]
+    if test.false_alarm_rate is None:
+        said.append("no cell of an arm against itself")
+    else:
+        said.append(
+            f"false alarms: {len(test.flagged)} of {test.cells} cells ({100 * test.false_alarm_rate:.2f} %, "
+            f"allowed {100 * FALSE_ALARMS:.1f} %){_kept(test, 'false_alarm_rate')}"
+        )
+    said += [f"  flagged: {_words(c)}" for c in test.flagged]
+    for name, power in test.power.items():
+        every = name == "5"
+        share = power.all_rows if every else power.long_rows
+        rows = "rows" if every else f"rows of {LONG_US:.0f} us and longer"
+        achieved = (
+            ""
+            if power.percent_median is None
+            else f"; achieved {power.percent_median:.2f} % "
+            f"({power.percent_min:.2f} to {power.percent_max:.2f} % by row)"
+        )
+        said.append(
+            f"planted {name} %: found {share.count} of {share.of} {rows} ({100 * (share.share or 0):.1f} %, "
+            f"asked for {100 * POWER[int(name)]:.0f} %){_kept(test, f'power_{name}')}{achieved}"
+        )
+        worst = {kind: s for kind, s in power.by_kind.items() if s.count < s.of}
+        if worst:
+            parts = ", ".join(f"{kind} {s.count} of {s.of}" for kind, s in worst.items())
+            said.append(f"  not all found: {parts}")
+    said += [f"not measured: {text}" for text in test.unmeasured]
+    return said
+
+
+def _kept(test: Selftest, limit: str) -> str:
+    return "" if test.kept.get(limit, True) else " - MISSED"
+
+
+def _words(cell: Judged) -> str:
+    interval = "" if cell.ratio_lo is None else f" [{cell.ratio_lo:.4f}, {cell.ratio_hi:.4f}]"
+    return f"{cell.run} {cell.row} {cell.us:.2f} / {cell.over_us:.2f} us = {cell.ratio:.4f}{interval}"

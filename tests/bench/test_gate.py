@@ -1,0 +1,279 @@
+"""The verdict itself, on made-up cells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench_builders import ROW, arm, manifest, row_facts, samples
+
+from bench.cells import flagged, make_cells
+from bench.gate import judge, judge_runs
+from bench.model import Cells
+from bench.store import sample_arrays
+from bench.suites import Row, Shape
+
+ARMS = ("cake", "control", "cake_det", "cake_prev", "lib_a", "lib_b")
+TIMES = {"cake": 10.0, "control": 10.0, "cake_det": 10.5, "cake_prev": 10.0, "lib_a": 12.0, "lib_b": 11.0}
+OTHER = Row("router", "fwd", "graph", Shape(64, 128, 32))
+
+
+def kind(name):
+    return "cake" if name.startswith("cake") or name == "control" else "library"
+
+
+def measured(row=ROW, seed=0, arms=None, groups=10, **times):
+    times = TIMES | times
+    facts = row_facts([(arms or {}).get(n) or arm(n, kind(n)) for n in times], row)
+    return facts, sample_arrays(samples(times, groups=groups, seed=seed))
+
+
+def cells_of(*rows, again=None, m=None):
+    m = m or manifest(arms=ARMS, previous={"ref": "main", "commit": "1a2b3c4d5e6f7890"}, finished="x")
+    return make_cells(m, rows, again=again), m
+
+
+def gated(*rows, again=None, m=None, notes=()):
+    return judge(*cells_of(*rows, again=again, m=m), notes)
+
+
+def kinds(result):
+    return [(f.kind, f.arm) for f in result.findings]
+
+
+def test_same_code_is_green():
+    result = gated(measured())
+    assert result.exit_code == 0 and result.findings == () and result.against == "main (1a2b3c4d5e6f)"
+    assert result.rows == (("Test GPU", ROW.key),)
+
+
+def test_a_confirmed_slower_row_is_red():
+    row, again = measured(cake=10.3), measured(cake=10.3, seed=1)
+    result = gated(row, again={ROW.key: again})
+    assert result.exit_code == 1
+    [finding] = result.findings
+    assert (finding.kind, finding.row, finding.arm) == ("slower", ROW.key, "cake")
+    assert finding.previous_us == pytest.approx(10, rel=1e-3)
+    assert finding.new_us == pytest.approx(10.3, rel=1e-3)
+    assert finding.ratio == finding.previous_us / finding.new_us
+    assert (
+        finding.again.verdict == "slower" and finding.again.ratio == finding.again.us / finding.again.over_us
+    )
+
+
+def test_a_flag_that_the_repeat_contradicts_is_green():
+    result = gated(measured(cake=10.3), again={ROW.key: measured(seed=1)})
+    assert result.exit_code == 0 and result.dismissed == (ROW.key,)
+
+
+def test_slower_and_then_faster_is_no_confirmation():
+    cells, _ = cells_of(measured(cake=10.3), again={ROW.key: measured(cake=9.7, seed=1)})
+    [cell] = [c for c in cells.cells if c.arm == "cake_prev"]
+    assert (cell.first_verdict, cell.again.verdict, cell.verdict) == ("slower", "faster", "same")
+
+
+def test_a_flag_that_was_not_measured_again_could_not_be_judged():
+    result = gated(measured(cake=10.3))
+    assert result.exit_code == 2
+    assert [(f.kind, f.reason) for f in result.findings] == [
+        ("unmeasured", "flagged slower, not measured again")
+    ]
+
+
+def test_a_re_measurement_without_a_time_could_not_be_judged():
+    broken = measured(arms={"cake_prev": arm("cake_prev", "cake", status="error", reason="gone")})
+    result = gated(measured(cake=10.3), again={ROW.key: broken})
+    assert result.exit_code == 2
+    assert result.findings[0].reason == "flagged slower; measured again without a ratio: gone"
+
+
+def test_faster_is_green_confirmed_or_not():
+    row, again = measured(cake=9.7), measured(cake=9.7, seed=1)
+    assert gated(row, again={ROW.key: again}).faster == (ROW.key,)
+    pending = gated(row)
+    assert pending.exit_code == 0 and pending.faster == ()
+    assert "1 row flagged faster, not measured again" in pending.notes
+
+
+def test_which_rows_are_measured_again():
+    m = manifest(rows=(ROW, OTHER), arms=ARMS)
+    rows = [measured(cake=10.3), measured(row=OTHER)]
+    assert flagged(m, rows, {}) == [ROW.key]
+    assert flagged(m, rows, {ROW.key: measured(seed=1)}) == []
+    broken = measured(arms={"cake": arm("cake", "cake", status="error", reason="gone")})
+    assert flagged(m, rows, {ROW.key: broken}) == [ROW.key]
+    without = {k: v for k, v in TIMES.items() if k != "cake_prev"}
+    assert flagged(m, [(row_facts([arm(n, kind(n)) for n in without]), {})], {}) == []
+
+
+def test_an_inaccurate_cake_arm_is_red():
+    bad = arm("cake_det", "cake", status="inaccurate", reason="error 1e-3")
+    result = gated(measured(arms={"cake_det": bad}))
+    assert result.exit_code == 1 and kinds(result) == [("inaccurate", "cake_det")]
+
+
+def test_an_inaccurate_previous_version_is_not_this_ones_fault():
+    bad = arm("cake_prev", "cake", status="inaccurate", reason="error 1e-3")
+    result = gated(measured(arms={"cake_prev": bad}))
+    assert result.exit_code == 2 and kinds(result) == [("unmeasured", "cake_prev")]
+
+
+def test_a_row_that_is_new_is_not_compared():
+    new = arm("cake_prev", "cake", status="unsupported", reason="this version has no router_backward")
+    m = manifest(rows=(ROW, OTHER), arms=ARMS, finished="x")
+    result = gated(measured(arms={"cake_prev": new}), measured(row=OTHER), m=m)
+    assert result.exit_code == 0 and result.not_compared == (ROW.key,)
+    only = gated(measured(arms={"cake_prev": new}))
+    assert (
+        only.exit_code == 2 and only.findings[0].reason == "no row can be compared with main (1a2b3c4d5e6f)"
+    )
+
+
+PLAN = {"program": "p", "program_digest": "d", "partition": "k", "det_bits": "x"}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [({}, 1), ({"program_digest": "e"}, 0), ({"partition": "l"}, 0), ({"det_bits": "y"}, 0)],
+)
+def test_bits_may_change_only_with_what_decides_them(change, code):
+    arms = {
+        "cake": arm("cake", "cake", **PLAN),
+        "cake_prev": arm("cake_prev", "cake", **(PLAN | {"det_bits": "y"} | change)),
+    }
+    if change == {"det_bits": "y"}:
+        arms["cake"] = arm("cake", "cake", **(PLAN | change))
+    result = gated(measured(arms=arms))
+    assert result.exit_code == code and (code == 0 or kinds(result) == [("bits", "cake_prev")])
+
+
+def test_deterministic_bits_that_differ_between_calls_are_red():
+    result = gated(measured(arms={"cake_det": arm("cake_det", "cake", bits="a", bits_after="b")}))
+    assert result.exit_code == 1 and kinds(result) == [("bits", "cake_det")]
+    fine = gated(measured(arms={"cake": arm("cake", "cake", bits="a", bits_after="b")}))
+    assert fine.exit_code == 0  # deterministic=False promises no bits
+
+
+def test_missing_rows_could_not_be_measured_and_red_wins_over_them():
+    m = manifest(rows=(ROW, OTHER), arms=ARMS)
+    assert gated(measured(), m=m).exit_code == 2
+    slow, again = measured(cake=10.3), {ROW.key: measured(cake=10.3, seed=1)}
+    result = gated(slow, again=again, m=m)
+    assert result.exit_code == 1 and [f.kind for f in result.findings] == ["slower", "missing"]
+    assert result.findings[1].reason == "the run ended before this row was measured"
+    assert result.rows == (("Test GPU", ROW.key), ("Test GPU", OTHER.key))
+
+
+@pytest.mark.parametrize("status", ["error", "unsupported", "fell-back", "inaccurate"])
+@pytest.mark.parametrize("name", ["lib_a", "lib_b", "mine"])
+def test_a_rival_that_fails_changes_nothing(status, name):
+    result = gated(measured(arms={name: arm(name, "library", status=status, reason="no")}, **{name: 1.0}))
+    assert result.exit_code == 0 and result.findings == ()
+
+
+def test_all_rivals_may_fail():
+    bad = {n: arm(n, "library", status="error", reason="no") for n in ("lib_a", "lib_b")}
+    result = gated(measured(arms=bad))
+    assert result.exit_code == 0
+    assert result.notes == (
+        "lib_a is error on 1 row, which decides nothing here",
+        "lib_b is error on 1 row, which decides nothing here",
+    )
+
+
+@pytest.mark.parametrize("status", ["error", "unsupported"])
+def test_a_cake_arm_that_fails_could_not_be_measured(status):
+    for name in ("cake", "control", "cake_det"):
+        result = gated(measured(arms={name: arm(name, "cake", status=status, reason="no")}))
+        assert result.exit_code == 2 and kinds(result) == [("unmeasured", name)]
+
+
+def test_a_run_without_a_previous_version_has_nothing_to_gate():
+    result = gated(measured(), m=manifest(arms=("cake", "control")))
+    assert result.exit_code == 2 and result.findings[0].row == ""
+    assert result.findings[0].reason.startswith("the run has no previous version to gate against; measure ")
+    assert judge(Cells(cells=()), manifest(rows=(), arms=ARMS)).exit_code == 2
+
+
+def test_unclear_rows_are_told_and_all_of_them_are_no_verdict():
+    m = manifest(rows=(ROW, OTHER), arms=ARMS, finished="x")
+
+    def noisy(row):
+        rng = np.random.default_rng(3)
+        facts, arrays = measured(row=row)
+        wide = {n: a * (1 + 0.05 * rng.standard_normal((a.shape[0], 1))) for n, a in arrays.items()}
+        return facts, wide
+
+    result = gated(measured(), noisy(OTHER), m=m)
+    assert result.exit_code == 0 and result.unclear == (OTHER.key,)
+    result = gated(noisy(ROW), noisy(OTHER), m=m)
+    assert result.exit_code == 2 and result.findings[0].reason.startswith(
+        "every row is unclear, its interval"
+    )
+
+
+def test_too_few_groups_cannot_be_judged():
+    result = gated(measured(groups=2))
+    assert result.exit_code == 2 and result.findings[0].reason == "too few groups for an interval"
+
+
+def test_notes():
+    m = manifest(arms=ARMS, git={"commit": "a", "dirty": "yes"}, flags=("warm",), control_run=True)
+    result = gated(measured(), m=m, notes=("host times: no",))
+    assert result.exit_code == 0
+    assert result.notes == (
+        "a control run: the working tree's cake stands in the previous version's place",
+        "the working tree has changes that are not committed",
+        "flag warm on 1 row",
+        "host times: no",
+    )
+
+
+# --- two runs -----------------------------------------------------------------------------------------------
+
+
+def across(base, new, **fields):
+    m = manifest(arms=ARMS, finished="x", **fields)
+    one, other = (make_cells(m, [row], again={}) for row in (base, new))
+    return judge_runs(one, m.model_copy(update={"run": "base"}), other, m)
+
+
+def test_two_runs_go_through_the_libraries():
+    """A machine that runs at half speed is no regression; 6 % against the same libraries is."""
+    slow = {name: 2 * us for name, us in TIMES.items()}
+    assert across(measured(), measured(**slow, seed=1)).exit_code == 0
+    result = across(measured(), measured(**(slow | {"cake": 21.2}), seed=1))
+    [finding] = result.findings
+    assert result.exit_code == 1 and result.form == "across runs" and result.against == "base"
+    assert finding.kind == "slower" and finding.reason == "through lib_a, lib_b"
+    assert finding.ratio == pytest.approx(1 / 1.06, rel=2e-3)
+    assert across(measured(cake=21.2 / 2), measured(seed=1)).faster == (ROW.key,)
+
+
+def test_two_runs_have_wider_limits_and_say_so():
+    result = across(measured(), measured(cake=10.2, seed=1))
+    assert result.exit_code == 0 and "only a difference of more than 3 % counts" in result.notes[0]
+
+
+def test_a_rival_of_another_version_is_not_shared():
+    from bench.model import CallFacts
+
+    def calls(function):
+        return (CallFacts(kind="dgrad", library="l", function=function),)
+
+    lib_a = arm("lib_a", calls=calls("new"))
+    result = across(measured(), measured(cake=11, seed=1, arms={"lib_a": lib_a}))
+    assert result.findings[0].reason == "through lib_b"
+    both = {name: arm(name, calls=calls("new")) for name in ("lib_a", "lib_b")}
+    result = across(measured(), measured(cake=11, seed=1, arms=both))
+    assert result.exit_code == 2 and result.findings[0].kind == "unmeasured"
+
+
+def test_rows_of_one_run_alone():
+    m = manifest(rows=(ROW, OTHER), arms=ARMS, finished="x")
+    both = make_cells(m, [measured(), measured(row=OTHER)])
+    one = make_cells(manifest(arms=ARMS), [measured()])
+    gone = judge_runs(both, m.model_copy(update={"run": "base"}), one, m)
+    assert gone.exit_code == 2 and gone.findings[0].reason == "base has it, router-test does not"
+    assert judge_runs(one, m, both, m).not_compared == (OTHER.key,)
+    other = make_cells(m, [measured(row=OTHER)])
+    assert judge_runs(one, m, other, m).exit_code == 2

@@ -1,0 +1,181 @@
+"""What the verdict is worth, on the simulated timer; and how runs of a selftest are put together."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.conduct import INSTANCES
+from bench.planted import PLANTED, selftest_arms
+from bench.run import conduct
+from bench.selftest import FALSE_ALARMS, Observation, lines, observed, run_directories, simulated, summarise
+from bench.session import Options
+from bench.simulate import router_suite
+from bench.statistics import JUDGEMENT
+
+KEY = "router-fwd-graph-T64-H4096-N256"
+#: The rows whose time is the GPU's.
+GPU_BOUND = [row.key for row in router_suite() if row.noise.slow_host == 1.0]
+
+
+@pytest.fixture(scope="module")
+def four_runs():
+    return list(simulated(4, instances=INSTANCES))
+
+
+@pytest.fixture(scope="module")
+def gpu_bound(four_runs):
+    return summarise([o for o in four_runs if o.row in GPU_BOUND], simulated=True)
+
+
+def test_the_same_code_is_rarely_flagged(four_runs, gpu_bound):
+    everything = summarise(four_runs, simulated=True)
+    assert everything.cells == 360 and everything.false_alarm_rate <= FALSE_ALARMS
+    assert gpu_bound.cells == 4 * len(GPU_BOUND) and gpu_bound.kept["false_alarm_rate"]
+
+
+def test_planted_slowdowns_are_found(gpu_bound):
+    found = {name: power.long_rows.share for name, power in gpu_bound.power.items()}
+    assert found["1"] >= 0.93 and found["2"] >= 0.98 and gpu_bound.power["5"].all_rows.share == 1.0
+    assert gpu_bound.power["1"].percent_median == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_row_that_the_host_decides_is_left_unclear_rather_than_flagged(four_runs):
+    noisy = [o for o in four_runs if o.row not in GPU_BOUND]
+    test = summarise(noisy, simulated=True)
+    assert len(test.flagged) <= 2 and test.power["1"].all_rows.share < 0.9
+    words = [cell.verdict for cell in test.power["1"].missed]
+    assert words.count("unclear") >= 0.95 * len(words)
+
+
+def test_one_instance_of_each_arm_would_cry_wolf():
+    graph = [key for key in GPU_BOUND if "-graph-" in key]
+    one, several = (summarise(simulated(4, instances=n, rows=graph)) for n in (1, INSTANCES))
+    assert one.false_alarm_rate > FALSE_ALARMS > several.false_alarm_rate
+
+
+def test_the_judgement_in_force_is_among_the_others(gpu_bound):
+    [own] = [
+        o for o in gpu_bound.others if (o.level, o.min_effect) == (JUDGEMENT.level, JUDGEMENT.min_effect)
+    ]
+    assert own.false_alarm_rate == gpu_bound.false_alarm_rate
+    assert own.power["1"] == gpu_bound.power["1"].long_rows.share
+
+
+def observation(run="a", row=KEY, missing=(), **us):
+    rng = np.random.default_rng(0)
+    arms = {"cake": us.pop("cake", 20.0), **us}
+    samples = {name: value * (1 + 0.001 * rng.standard_normal((15, 20))) for name, value in arms.items()}
+    return Observation(run, row, samples, 0.032, dict(missing))
+
+
+def test_alarms_and_misses_are_counted_and_named():
+    slow = {name: 20.0 * (1 + percent / 100) for percent, name in PLANTED.items()}
+    test = summarise(
+        [
+            observation(control=20.0, **slow),
+            observation("b", control=20.6, **(slow | {"cake_planted_1": 20.0})),
+        ]
+    )
+    assert test.false_alarm_rate == 0.5 and [c.run for c in test.flagged] == ["b"]
+    one = test.power["1"]
+    assert (one.long_rows.count, one.long_rows.of) == (1, 2) and [c.run for c in one.missed] == ["b"]
+    assert one.achieved[0].found == 1 and one.achieved[0].runs == 2
+    assert test.power["5"].achieved[0].percent == pytest.approx(5, abs=0.1)
+    assert test.exit_code == 1 and not test.kept["false_alarm_rate"] and test.kept["power_5"]
+    text = "\n".join(lines(test))
+    assert "false alarms: 1 of 2 cells (50.00 %, allowed 0.5 %) - MISSED" in text
+    assert f"flagged: b {KEY} 20.60 / 20.00 us" in text
+
+
+def test_a_planted_arm_that_is_called_faster_is_not_found():
+    test = summarise([observation(cake_planted_1=19.0)])
+    assert test.power["1"].all_rows.count == 0 and test.false_alarm_rate is None
+
+
+def test_short_rows_count_for_five_percent_only():
+    test = summarise([observation(cake=7.0, control=7.0, cake_planted_1=7.07, cake_planted_5=7.35)])
+    assert test.power["1"].long_rows.of == 0 and test.power["1"].all_rows.of == 1
+    assert test.power["5"].all_rows.count == 1
+
+
+def test_an_arm_without_times_is_not_measured():
+    test = summarise([observation(missing={"cake_planted_1": "error: no"}, control=20.0)])
+    assert test.unmeasured == (f"a {KEY} cake_planted_1: error: no",) and test.exit_code == 2
+    assert "1" not in test.power
+
+
+def options(tmp_path, number, **changes):
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text("shapes = [{T = 16, H = 64, N = 32}]")
+    fields = {
+        "shapes_file": shapes,
+        "suite": "router",
+        "preset": "smoke",
+        "device": "cpu",
+        "keys": ("*-bwd-eager-*",),
+        "out": tmp_path / "st" / f"run-{number:02}",
+    }
+    return Options(**(fields | changes))
+
+
+def test_runs_on_a_cpu_are_put_together(tmp_path):
+    console = Console(file=io.StringIO())
+    for number, plant in ((1, True), (2, False)):
+        outcome = conduct(options(tmp_path, number, only=partial(selftest_arms, plant=plant)), console)
+        assert outcome.exit_code == 0
+        assert (
+            not (outcome.run.path / "host.json").exists() and not (outcome.run.path / "picks.json").exists()
+        )
+    observations, runs = observed(run_directories([tmp_path / "st"]))
+    test = summarise(observations, runs)
+    assert test.cells == 2 and [r.run for r in runs] == ["st/run-01", "st/run-02"]
+    assert {name: p.all_rows.of for name, p in test.power.items()} == {"1": 1, "2": 1, "5": 1}
+    assert runs[0].arms == ("cake", "control", *PLANTED.values()) and runs[1].arms == ("cake", "control")
+    assert run_directories([tmp_path / "st" / "run-02"]) == [tmp_path / "st" / "run-02"]
+
+
+def test_the_command_goes_on_and_summarises(tmp_path):
+    invoke = partial(CliRunner().invoke, app)
+    where = tmp_path / "st"
+    args = ["selftest", "--no-planted", "--preset", "smoke", "--device", "cpu", "--rows", "*-fwd-eager-*"]
+    first = invoke([*args, "--runs", "1", "--out", str(where)])
+    assert first.exit_code in (0, 1), first.output
+    before = (where / "run-01" / "manifest.json").read_bytes()
+    second = invoke([*args, "--runs", "2", "--resume", str(where)])
+    assert second.exit_code in (0, 1), second.output
+    assert (where / "run-01" / "manifest.json").read_bytes() == before
+    assert json.loads((where / "selftest.json").read_text())["cells"] == 2
+    again = invoke(["selftest", "--summarise", str(where / "run-01"), "--out", str(tmp_path / "one")])
+    assert again.exit_code in (0, 1)
+    assert json.loads((tmp_path / "one" / "selftest.json").read_text())["cells"] == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--summarise"], "needs one or more"),
+        (["somewhere"], "directories are for --summarise"),
+        (["--rows", "no-such-row", "--device", "cpu"], "no row of the suite is called no-such-row"),
+        (["--resume", "/no/such/place"], "there is no /no/such/place"),
+    ],
+)
+def test_what_cannot_be_is_refused(args, words, tmp_path):
+    out = [] if "--resume" in args else ["--out", str(tmp_path / "st")]
+    result = CliRunner().invoke(app, ["selftest", *args, *out])
+    assert result.exit_code == 2 and words in result.output.replace("\n", "")
+
+
+def test_the_simulated_command(tmp_path):
+    args = ["selftest", "--simulated", "--runs", "2", "--rows", "*-graph-*", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, args)
+    found = json.loads((tmp_path / "selftest.json").read_text())
+    assert result.exit_code in (0, 1) and found["simulated"] and found["cells"] == 90
+    assert set(found["power"]) == {"1", "2", "5"} and found["config"] == JUDGEMENT.as_dict()
