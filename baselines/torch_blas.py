@@ -19,12 +19,15 @@ WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 def torch_fp32(device: str, workspace_bytes: int) -> Library:
     """The library ``torch_fp32``: ``torch.mm(a, b, out=out)``, TF32 off, with the others' workspace size.
 
-    On a GPU torch reads that size once, from ``CUBLAS_WORKSPACE_CONFIG`` (default 32 MiB on Hopper and
-    Blackwell, 8 MiB elsewhere), so the variable is set here; raises ``ValueError`` where it already says
-    another size.
+    On a GPU torch takes that size from ``CUBLAS_WORKSPACE_CONFIG``. The variable is set here only where
+    torch's default is another size: with it torch parses its text at every product, 50 us of host time that
+    no user pays. Raises ``ValueError`` where it already says another size.
     """
     if device == "cuda":
-        set_workspace(workspace_bytes)
+        # Without a GPU nothing runs, whatever the size: libraries can be listed all the same.
+        major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+        if WORKSPACE_VARIABLE in os.environ or workspace_bytes != default_workspace(major):
+            set_workspace(workspace_bytes)
     return Library("torch_fp32", device, partial(_candidates, device))
 
 
@@ -50,6 +53,11 @@ def require_ieee() -> None:
         found = backend.matmul.fp32_precision
         if found != "ieee":
             raise RuntimeError(f"{name}.matmul.fp32_precision is {found!r} after setting it; needs 'ieee'")
+
+
+def default_workspace(major: int) -> int:
+    """Bytes that torch takes by itself on a GPU of this compute capability: Hopper and newer 32 MiB."""
+    return 32 << 20 if major >= 9 else configured_workspace(":4096:2:16:8")
 
 
 def configured_workspace(text: str) -> int:

@@ -1,7 +1,7 @@
 """Launches with a slowdown of known size planted in them, to test a benchmark's verdict with. Not for use.
 
-The program of an op's last GEMM is compiled so that the CTA that finishes last spins for ``spin`` clocks. The
-bits are those of the plain launch; the time is longer by the spin and by finding out who is last, so what was
+The program of an op's last GEMM is compiled so that the CTA that comes last spins for ``spin`` clocks after
+its stores. The bits are those of the plain launch; finding out who is last costs a little too, so what was
 really planted is to be measured. GPU only.
 """
 

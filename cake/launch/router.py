@@ -124,13 +124,12 @@ class Workspaces:
         self._kept: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, plan: Plan, device: torch.device, stream: int) -> Workspace:
-        """The stream's workspace, large enough for a plan.
+    def get(self, floats: int, counters: int, device: torch.device, stream: int) -> Workspace:
+        """The stream's workspace, large enough for what a plan needs.
 
         Under capture it is a new one from the capture's pool: the graph owns its memory, and zeroes the
         counters.
         """
-        floats, counters = plan.partial_floats, plan.counters
         if torch.cuda.is_current_stream_capturing():
             return Workspace(floats, counters, device)
         key = (device.index, stream)
@@ -169,7 +168,7 @@ class BoundPlan:
         self._params = parameters(plan)
         pdl = pdl and torch.cuda.get_device_capability(device) >= (9, 0)
         self._launcher = driver.Launcher(kernel, plan.grid, p.threads, p.smem_bytes, self._params, pdl=pdl)
-        self._needs_workspace = plan.counters > 0
+        self._floats, self._counters = plan.partial_floats, plan.counters
         self._lock = threading.Lock()
 
     def launch(self, a: int, b: int, out: int, stream: int) -> None:
@@ -178,11 +177,11 @@ class BoundPlan:
         with self._lock:
             params = self._params
             params.a, params.b, params.out = a, b, out
-            if self._needs_workspace:
+            if self._counters:
                 # Held until the launch is enqueued: another thread may replace the stream's.
                 space = self.workspace
                 if space is None:
-                    space = WORKSPACES.get(self.plan, self.device, stream)
+                    space = WORKSPACES.get(self._floats, self._counters, self.device, stream)
                 else:
                     space.used_on(stream)
                 params.partial, params.counter = space.pointers

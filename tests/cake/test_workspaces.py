@@ -13,10 +13,6 @@ from cake.launch.router import Workspace, Workspaces
 CPU = torch.device("cpu", 0)
 
 
-def needs(floats: int, counters: int) -> SimpleNamespace:
-    return SimpleNamespace(partial_floats=floats, counters=counters)
-
-
 @pytest.fixture(autouse=True)
 def no_capture(monkeypatch):
     state = SimpleNamespace(capturing=False)
@@ -26,33 +22,33 @@ def no_capture(monkeypatch):
 
 def test_one_a_stream_and_it_grows_to_the_largest_need():
     spaces = Workspaces()
-    first = spaces.get(needs(8, 2), CPU, 1)
-    assert spaces.get(needs(4, 2), CPU, 1) is first
-    assert spaces.get(needs(8, 2), CPU, 2) is not first
-    grown = spaces.get(needs(4, 6), CPU, 1)
+    first = spaces.get(8, 2, CPU, 1)
+    assert spaces.get(4, 2, CPU, 1) is first
+    assert spaces.get(8, 2, CPU, 2) is not first
+    grown = spaces.get(4, 6, CPU, 1)
     assert (grown.floats, grown.counters) == (8, 6)
-    assert spaces.get(needs(8, 2), CPU, 1) is grown
+    assert spaces.get(8, 2, CPU, 1) is grown
 
 
 def test_bounded_and_cleared(monkeypatch):
     monkeypatch.setattr(router, "MAX_WORKSPACES", 2)
     spaces = Workspaces()
-    first = spaces.get(needs(1, 2), CPU, 1)
-    spaces.get(needs(1, 2), CPU, 2)
-    assert spaces.get(needs(1, 2), CPU, 1) is first
-    spaces.get(needs(1, 2), CPU, 3)  # stream 2 was used longest ago
-    assert spaces.get(needs(1, 2), CPU, 1) is first
+    first = spaces.get(1, 2, CPU, 1)
+    spaces.get(1, 2, CPU, 2)
+    assert spaces.get(1, 2, CPU, 1) is first
+    spaces.get(1, 2, CPU, 3)  # stream 2 was used longest ago
+    assert spaces.get(1, 2, CPU, 1) is first
     spaces.clear()
-    assert spaces.get(needs(1, 2), CPU, 1) is not first
+    assert spaces.get(1, 2, CPU, 1) is not first
 
 
 def test_a_capture_gets_one_of_its_own_every_time(no_capture):
     spaces = Workspaces()
-    kept = spaces.get(needs(1, 2), CPU, 1)
+    kept = spaces.get(1, 2, CPU, 1)
     no_capture.capturing = True
-    assert len({id(x) for x in [kept, *(spaces.get(needs(1, 2), CPU, 1) for _ in range(2))]}) == 3
+    assert len({id(x) for x in [kept, *(spaces.get(1, 2, CPU, 1) for _ in range(2))]}) == 3
     no_capture.capturing = False
-    assert spaces.get(needs(1, 2), CPU, 1) is kept
+    assert spaces.get(1, 2, CPU, 1) is kept
 
 
 def test_the_allocator_is_told_of_every_stream_once(monkeypatch):

@@ -7,7 +7,7 @@
 // of the small products, then that of the leading ones; chunks in sequence inside a segment, segments in sequence inside
 // groups of GROUP, groups in sequence.
 //
-// PLANTED is not for use: it makes the CTA that finishes last spin, a slowdown of known size to test a benchmark with.
+// PLANTED is not for use: it makes the CTA that comes last to its output spin, a slowdown of known size to test a benchmark with.
 // Defines: WARPS_M, WARPS_N (a warp computes 32 x 32), STAGES, A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along M or
 // N), A_BF16 / B_BF16 (1: the operand is BF16 and its own single part), CHUNK, GROUP,
 // COUNTERS (words from one tile's counters to the next).
@@ -239,6 +239,42 @@ __device__ __forceinline__ void sum_partials(float* tile, int parts, int group, 
   }
 }
 
+// Puts a CTA's sums into the output, alone or together with the other CTAs of its tile. `spare` is overwritten.
+__device__ __forceinline__ void finish(const Params& p, int wm, int wn, Sums& sum, Sums& spare) {
+  const int parts = gridDim.y, part = blockIdx.y;
+  if (p.reduction == DIRECT) {
+    store_tile(p, wm, wn, sum);
+    return;
+  }
+  unsigned* counter = p.counter + COUNTERS * (long long)blockIdx.x;
+  if (p.reduction == ORDERED) {
+    float* tile = p.partial + (long long)blockIdx.x * parts * BM * BN;
+    write_partial(tile + (long long)part * BM * BN, sum);
+    if (arrive(counter) + 1 == parts) {
+      sum_partials(tile, parts, p.hold == 1 ? GROUP : 1, sum, spare);
+      store_tile(p, wm, wn, sum);
+      if (threadIdx.x == 0) counter[0] = 0;
+    }
+    return;
+  }
+  // ATOMIC: the first to arrive stores, so `out` needs no zeroing; the others add once its store is visible. They wait
+  // only for a CTA that is already running.
+  if (arrive(counter) == 0) {
+    store_tile(p, wm, wn, sum);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) store_release(counter + 1, 1);
+  } else {
+    if (threadIdx.x == 0)
+      while (load_acquire(counter + 1) == 0) {}
+    __syncthreads();
+    __threadfence();
+    add_tile(p, wm, wn, sum);
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) + 1 == parts) counter[0] = counter[1] = 0;
+  }
+}
+
 __device__ __forceinline__ void router(const Params& p) {
   extern __shared__ __align__(16) char smem[];
 #if __CUDA_ARCH__ >= 900
@@ -246,7 +282,7 @@ __device__ __forceinline__ void router(const Params& p) {
 #endif
   int tile_m, tile_n;
   locate(p, blockIdx.x, tile_m, tile_n);
-  const int m0 = tile_m * BM, n0 = tile_n * BN, parts = gridDim.y, part = blockIdx.y;
+  const int m0 = tile_m * BM, n0 = tile_n * BN, part = blockIdx.y;
   const int k_begin = part * p.hold * p.segment;
   const int k_end = min(p.k, k_begin + p.hold * p.segment);
   const int stages = (k_end - k_begin + BK - 1) / BK;
@@ -287,38 +323,14 @@ __device__ __forceinline__ void router(const Params& p) {
     }
   }
 
-  const int wm = m0 + warp_m, wn = n0 + warp_n;
-  if (p.reduction == DIRECT) {
-    store_tile(p, wm, wn, sum);
-    return;
-  }
-  unsigned* counter = p.counter + COUNTERS * (long long)blockIdx.x;
-  if (p.reduction == ORDERED) {
-    float* tile = p.partial + (long long)blockIdx.x * parts * BM * BN;
-    write_partial(tile + (long long)part * BM * BN, sum);
-    if (arrive(counter) + 1 == parts) {
-      sum_partials(tile, parts, p.hold == 1 ? GROUP : 1, sum, segment);
-      store_tile(p, wm, wn, sum);
-      if (threadIdx.x == 0) counter[0] = 0;
-    }
-    return;
-  }
-  // ATOMIC: the first to arrive stores, so `out` needs no zeroing; the others add once its store is visible. They wait
-  // only for a CTA that is already running.
-  if (arrive(counter) == 0) {
-    store_tile(p, wm, wn, sum);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) store_release(counter + 1, 1);
-  } else {
-    if (threadIdx.x == 0)
-      while (load_acquire(counter + 1) == 0) {}
-    __syncthreads();
-    __threadfence();
-    add_tile(p, wm, wn, sum);
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) + 1 == parts) counter[0] = counter[1] = 0;
-  }
+#ifdef PLANTED
+  unsigned* counted = p.counter + COUNTERS * (long long)gridDim.x;
+  const unsigned count = count_in(counted);
+#endif
+  finish(p, m0 + warp_m, n0 + warp_n, sum, segment);
+#ifdef PLANTED
+  spin_if_last(counted, count, p.spin);
+#endif
 }
 
 }  // namespace cake
@@ -326,7 +338,4 @@ __device__ __forceinline__ void router(const Params& p) {
 extern "C" __global__ void __launch_bounds__(cake::THREADS)
 router_sm80(const __grid_constant__ cake::Params p) {
   cake::router(p);
-#ifdef PLANTED
-  cake::spin_last(p.counter + COUNTERS * (long long)gridDim.x, p.spin);
-#endif
 }
