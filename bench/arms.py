@@ -31,7 +31,8 @@ class Prepared:
 
     ``calls`` has one :class:`~baselines.gemm.Call` a GEMM, in the order of ``row.gemms``; ``program`` and
     ``partition`` describe cake's plans, ``digest`` what its programs are made of. ``deterministic()`` does
-    the op once with deterministic=True, where its bits are to be compared between versions.
+    the op once with deterministic=True, where its bits are to be compared between versions. ``reload()``,
+    called before each visit in eager mode, has the next call load its programs anew.
     """
 
     run: Callable[[], None]
@@ -40,6 +41,7 @@ class Prepared:
     partition: str | None = None
     digest: str | None = None
     deterministic: Callable[[], None] | None = None
+    reload: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,15 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
         def once() -> None:
             bound(True)() if row.mode == "graph" else _eager_cake(package, row.op, t, True)()
 
-        used: dict[str, tuple[str, ...]] = {"prepare_router": ("X", "W", "G", "out", "deterministic")}
+        used: dict[str, tuple[str, ...]] = {
+            "prepare_router": ("X", "W", "G", "out", "deterministic"),
+            "clear_caches": (),
+        }
         if row.mode == "eager":
             used |= dict.fromkeys(_eager_functions(row.op), ("out", "deterministic"))
         if lacking := lacks(package, used):
             raise Unsupported(lacking)
+        package.clear_caches()  # every instance has its programs at another place: see conduct.INSTANCES
         try:
             launch = bound(deterministic)
         except (TypeError, ValueError) as e:
@@ -178,6 +184,7 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
             partition=" + ".join(cuts) or None,
             digest="+".join(d[:16] for d in digests if d) if digests and all(digests) else None,
             deterministic=once if compared else None,
+            reload=package.clear_caches if row.mode == "eager" else None,
         )
 
     return Arm(name, prepare, "cake")

@@ -27,10 +27,10 @@ from bench.suites import Row, Tensors
 from bench.timers import Timer
 
 #: How many times an arm is prepared and captured in graph mode; the instances take turns from group to group.
-#: Where an instance's workspace and graph lie in memory moves its time for its whole life: on an H200 5 of 41
-#: pairs of equal calls differed by 0.4 to 0.7 % throughout (t > 3), which no number of steps averages out and
-#: a control of its own cannot show. Five shrink that to a third of one (0.02 % false alarms instead of 2 %).
-#: In eager mode the calls share their stream's workspace, and nothing of the kind was seen.
+#: Where an instance's code, workspace and graph lie in memory moves its time for its whole life: on an H200
+#: the same program, loaded 8 times, scatters by 0.1 to 0.3 % where an op is one kernel and by 0.3 to 0.7 %
+#: (at most 1.3 %) where it is several. No number of steps averages that out, and a control that shares the
+#: code cannot show it. In eager mode cake's programs are loaded anew for every visit instead.
 INSTANCES = 5
 #: Share of a row's steps that may be void before the arm's reason says so.
 VOIDED_SHARE = 0.05
@@ -270,6 +270,8 @@ def _one_group(
         steps = samples.get(name, [])  # of the way there, on a pass's way back
 
         def visit(work: Work = work, steps: list[Any] = steps, position: int = position) -> None:
+            if work.prepared and work.prepared.reload:
+                work.prepared.reload()
             times = timer.visit(
                 work.launches[group % len(work.launches)],
                 cold=bench.cold,

@@ -27,6 +27,7 @@ from bench.session import (
     make_manifest,
     open_session,
 )
+from bench.statistics import JUDGEMENT
 from bench.store import PICKS, RunDir, StoreError, create_run, finished_rows, open_run, rows_again
 from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
@@ -114,8 +115,11 @@ def conduct(options: Options, console: Console) -> Outcome:
 
 
 def write_cells(run: RunDir) -> Cells:
-    """Make a run's cells from its files and write ``cells.json``."""
+    """Make a run's cells from its files and write ``cells.json``; the manifest tells by which rule."""
     manifest = run.manifest()
+    if manifest.judgement != (rule := JUDGEMENT.as_dict()):
+        manifest = manifest.model_copy(update={"judgement": rule})
+        run.write_manifest(manifest)
     rows = finished_rows(run, manifest.rows)
     cells = make_cells(manifest, rows, _read_host(run), again=rows_again(run))
     run.write_cells(cells)

@@ -37,7 +37,7 @@ FALSE_ALARMS = 0.005
 POWER = {1: 0.90, 2: 0.98, 5: 1.0}
 LONG_US = 10.0
 #: What else the judge could have been: the false alarms and the power of each are reported beside its own.
-LEVELS = (0.95, 0.97, 0.98, 0.99)
+LEVELS = (0.98, 0.99, 0.995, 0.998)
 MIN_EFFECTS = (0.002, 0.003, 0.004, 0.005)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from . import operand
 from .launch.entry import Entries, Entry, Options, apart, current_stream, product
-from .launch.router import WORKSPACES, Workspace
+from .launch.router import WORKSPACES, Workspace, forget_kernels
 from .operand import OPERANDS, Kind
 
 Op = Literal["fwd", "dgrad", "wgrad", "bwd", "2fwd+bwd"]
@@ -365,6 +365,10 @@ def prepare_router(
 
 
 def clear_caches() -> None:
-    """Drop every cached launch and workspace. What a CUDA graph holds stays valid."""
+    """Drop every cached launch, program and workspace. What prepared launches and graphs hold stays valid.
+
+    Programs are loaded anew when next needed; the old code stays on the device for the life of the process.
+    """
     _entries.clear()
     WORKSPACES.clear()
+    forget_kernels()

@@ -17,8 +17,8 @@ from reports.findings import without_time
 from reports.rows import Run, load
 from reports.tally import tally
 
-#: T columns side by side: five ranges of 11 characters and the names fit into 80 columns.
-TOKENS_A_TABLE = 3
+#: Range columns side by side: five of 11 characters and the names fit into 80 columns.
+RANGES_A_TABLE = 5
 #: Columns of a comparison side by side: they are as wide, but have fewer names before them.
 COMPARED_A_TABLE = 5
 #: Where a column's title may be broken: not within `run 2 / run 1`.
@@ -53,7 +53,8 @@ def print_summary(run_dir: Path, console: Console) -> None:
         console.print(f"[{STYLES['warning']}]note:[/] {_plain(text)}", highlight=False)
     summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
     tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
-    _print_table(summary, console, tokens, TOKENS_A_TABLE)
+    others = sum(column.number for column in summary.columns) - len(tokens)
+    _print_table(summary, console, tokens, RANGES_A_TABLE - others)
     for text in versions.slower(run):
         console.print(f"[{STYLES['slower']}]slower than before[/] {_plain(text)}", highlight=False)
     slower = markdown.slower_lines(run, overs)

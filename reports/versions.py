@@ -24,8 +24,10 @@ def name(run: Run) -> str:
     """The previous version in words."""
     if run.manifest.control_run:
         return "a copy of itself (control run)"
-    known = [run.manifest.previous.get("ref", ""), run.manifest.previous.get("commit", "")[:12]]
-    words = ", ".join(dict.fromkeys(word for word in known if word))
+    ref, commit = (run.manifest.previous.get(key, "") for key in ("ref", "commit"))
+    if len(ref) >= 7 and commit.startswith(ref):  # the ref is the commit, more or less of it
+        ref = ""
+    words = ", ".join(word for word in (ref, commit[:12]) if word)
     return "the previous version" + f" ({words})" * bool(words)
 
 

@@ -84,6 +84,11 @@ def _kernel(key: ProgramKey, index: int) -> tuple[Program, Any]:
     return p, driver.load_kernel(cubin, p.kernel, device=index, smem_bytes=p.smem_bytes)
 
 
+def forget_kernels() -> None:
+    """Load programs anew at the next need, to another place; those loaded stay for who holds them."""
+    _kernel.cache_clear()
+
+
 class Workspace:
     """Partial sums and counters on one device. Counters are zero between launches: the kernels put them
     back.

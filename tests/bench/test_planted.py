@@ -8,14 +8,21 @@ from test_run import bench
 from baselines.gemm import Unsupported
 from bench.accuracy import references
 from bench.conduct import measure_row
-from bench.planted import LONG_SPIN, PLANTED, Calibration, selftest_arms, solve
+from bench.planted import LONG_SPIN, PLANTED, SHORT_SPIN, Calibration, selftest_arms, solve
 from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
 
 
 def test_the_spin_makes_up_for_what_the_planted_program_takes_anyway():
-    found = solve({"cake": [20.0, 20.1, 19.9], "base": [20.1], "long": [30.1]}, "cuda")
-    assert found.us_per_clock == pytest.approx(10 / LONG_SPIN)
+    # 2.5 ns a clock, on a line that starts at 20.1 us.
+    times = {
+        "cake": [20.0, 20.1, 19.9],
+        "short": [20.1 + 0.0025 * SHORT_SPIN],
+        "long": [20.1 + 0.0025 * LONG_SPIN],
+    }
+    found = solve(times, "cuda")
+    assert found.us_per_clock == pytest.approx(0.0025)
+    assert found.base_us == pytest.approx(20.1)
     assert found.clocks(1) == pytest.approx(0.1 / found.us_per_clock, abs=1)
     assert found.clocks(5) == pytest.approx(0.9 / found.us_per_clock, abs=1)
 
@@ -24,7 +31,7 @@ def test_a_planted_program_that_is_slow_enough_does_not_spin():
     assert Calibration(20.0, 21.0, 5e-4).clocks(2) == 0
 
 
-@pytest.mark.parametrize("times", [{"cake": []}, {"cake": [1.0], "base": [2.0], "long": [1.9]}])
+@pytest.mark.parametrize("times", [{"cake": []}, {"cake": [1.0], "short": [2.0], "long": [1.9]}])
 def test_a_calibration_without_sense_is_refused(times):
     with pytest.raises(Unsupported):
         solve(times, "cuda")

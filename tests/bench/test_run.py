@@ -254,6 +254,16 @@ def test_instances_of_a_graph_take_turns(monkeypatch):
     assert replayed[0] == 0 and replayed[-8:] == [0, 1, 2, 3, 4, 0, 1, 4]
 
 
+def test_programs_are_reloaded_before_every_visit():
+    reloads = []
+
+    def prepare(row, t):
+        return Prepared(right()(row, t), reload=lambda: reloads.append(1))
+
+    _, samples, _ = measured(Arm("a", prepare), Arm("b", right()))
+    assert len(reloads) == samples[samples.arm == "a"].group.nunique() == 4
+
+
 def test_kernels_seen_first_are_expected_of_every_step():
     timer = FakeTimer(kernels=("gemm", "reduce"))
     row = Row("router", "fwd", "eager", ROW.shape)

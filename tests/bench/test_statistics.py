@@ -204,9 +204,9 @@ def test_slower_passes_are_counted_beyond_the_tick():
 
 def test_units_are_medians_and_are_resampled_too():
     """Three GPUs with 2 % more, the same and 2 % less: within each the noise is nothing."""
-    b = np.repeat([10.0, 11.0, 12.0], 4)[:, None] * np.ones((12, 3))
-    a = b * np.repeat([1.02, 1.0, 0.98], 4)[:, None]
-    units = Sampling(units=(0,) * 4 + (1,) * 4 + (2,) * 4)
+    b = np.repeat([10.0, 11.0, 12.0], 16)[:, None] * np.ones((48, 3))
+    a = b * np.repeat([1.02, 1.0, 0.98], 16)[:, None]
+    units = Sampling(units=(0,) * 16 + (1,) * 16 + (2,) * 16)
     assert median_us(b, units) == 11.0 and median_us(a, units) == 11.0
     plain, two_levels = paired_ratio(a, b, "key"), paired_ratio(a, b, "key", sampling=units)
     assert (two_levels.lo, two_levels.hi) == pytest.approx((0.98, 1.02))

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import cake
 from cake.launch import router
 from cake.launch.router import Workspace, Workspaces
+from cake.plan import DeviceSpec, ProgramKey
 
 CPU = torch.device("cpu", 0)
 
@@ -64,3 +66,19 @@ def test_the_allocator_is_told_of_every_stream_once(monkeypatch):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
         space.used_on(stream)
     assert recorded == [("_partial", 7), ("_counter", 7), ("_partial", 9), ("_counter", 9)]
+
+
+def test_clearing_all_caches_forgets_loaded_programs(monkeypatch):
+    loads = []
+    monkeypatch.setattr(router, "device_spec", lambda index: DeviceSpec("sm_90a", 132))
+    monkeypatch.setattr(router, "compile_cubin", lambda *a, **k: b"")
+    monkeypatch.setattr(router.driver, "load_kernel", lambda *a, **k: loads.append(1))
+    cake.clear_caches()
+    key = ProgramKey("sm80", 64, 64, True, True, "f32", "f32")
+    for _ in range(2):
+        router._kernel(key, 0)
+    assert len(loads) == 1
+    cake.clear_caches()
+    router._kernel(key, 0)
+    assert len(loads) == 2
+    cake.clear_caches()
