@@ -164,7 +164,7 @@ def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: W
     if row.mode == "graph":
         instances = min(INSTANCES, bench.preset.groups) if bench.timer else 1
         again = (work.arm.bind(row, tensors) for _ in range(instances - 1))
-        launches = [_captured(prepared) for prepared in (work.prepared, *again)]
+        launches = [capture(prepared.run).replay for prepared in (work.prepared, *again)]
         accuracy.poison(row, tensors)
     launches[0]()
     _synchronize(bench)
@@ -179,16 +179,6 @@ def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: W
         work.det_bits = _deterministic_bits(bench, row, tensors, work.prepared.deterministic)
     if bench.timer is not None:
         work.kernels = _kernels_of(bench.timer, bench, launches[0])
-
-
-def _captured(prepared: Prepared) -> Callable[[], None]:
-    """Replays a graph of the op; keeps what the graph works on."""
-    graph = capture(prepared.run)
-
-    def replay(kept: Prepared = prepared) -> None:
-        graph.replay()
-
-    return replay
 
 
 def _kernels_of(timer: Timer, bench: Bench, launch: Callable[[], None]) -> tuple[str, ...]:

@@ -272,11 +272,10 @@ def _figure(arm: Arm, row: Row, tensors: Tensors, device: torch.device) -> dict[
     Raises :class:`_ContextLost`.
     """
     try:
-        launch = arm.bind(row, tensors).run
+        prepared = arm.bind(row, tensors)
         if device.type != "cuda":
-            return {"us": time_calls_on_cpu(launch)}
-        if row.mode == "graph":
-            launch = capture(launch).replay
+            return {"us": time_calls_on_cpu(prepared.run)}
+        launch = capture(prepared.run).replay if row.mode == "graph" else prepared.run
         return {"us": time_calls(launch, torch.cuda.synchronize)}
     except Unsupported as e:
         return {"unsupported": str(e)}
