@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import cake
 from baselines.gemm import Call, Launch, Library, Unsupported
 from bench.model import Candidate, Picks
-from bench.previous import program_digest
+from bench.previous import drop_programs, program_digest
 from bench.search import fastest, searched
 from bench.suites import Row, Tensors
 
@@ -160,7 +161,7 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
             used |= dict.fromkeys(_eager_functions(row.op), ("out", "deterministic"))
         if lacking := lacks(package, used):
             raise Unsupported(lacking)
-        package.clear_caches()  # every instance has its programs at another place: see conduct.INSTANCES
+        drop_programs(package)  # every instance has its programs at another place: see conduct.INSTANCES
         try:
             launch = bound(deterministic)
         except (TypeError, ValueError) as e:
@@ -184,7 +185,7 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
             partition=" + ".join(cuts) or None,
             digest="+".join(d[:16] for d in digests if d) if digests and all(digests) else None,
             deterministic=once if compared else None,
-            reload=package.clear_caches if row.mode == "eager" else None,
+            reload=partial(drop_programs, package) if row.mode == "eager" else None,
         )
 
     return Arm(name, prepare, "cake")

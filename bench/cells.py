@@ -83,7 +83,8 @@ def _previous_cell(
 def _confirmed(cell: Cell, manifest: Manifest, repeat: Measured | None, judgement: Judgement) -> Cell:
     """A cell of the previous version with what its re-measurement says; any other cell as it is.
 
-    A flag that was not measured again is ``unclear``; one that the repeat contradicts is ``same``.
+    A flag that was not measured again is ``unclear``, and so is one whose repeat is too wide to say; one that
+    the repeat contradicts is ``same``.
     """
     first = cell.verdict
     if cell.arm != CAKE_PREV or first is None:
@@ -106,8 +107,8 @@ def _confirmed(cell: Cell, manifest: Manifest, repeat: Measured | None, judgemen
         ratio_hi=second.ratio_hi,
         verdict=second.verdict,
     )
-    update = {"first_verdict": first, "verdict": first if made.verdict == first else "same", "again": made}
-    return cell.model_copy(update=update)
+    stands = made.verdict if made.verdict in (first, "unclear") else "same"
+    return cell.model_copy(update={"first_verdict": first, "verdict": stands, "again": made})
 
 
 def describe(calls: Iterable[CallFacts]) -> str:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from bench.arms import CAKE, CAKE_DET, CAKE_PREV, CONTROL, SEQUENCE
-from bench.cells import FLAGS, SOTA
+from bench.cells import SOTA
 from bench.model import Cell, Cells, GateFinding, GateResult, Manifest
 
 #: What a ratio through library calls of two runs must exceed: ten times the minimum effect within a run. It
@@ -131,8 +131,9 @@ def _against_previous(
     if cell.status != "ok":
         return [_finding("unmeasured", gpu, key, CAKE_PREV, f"{cell.status}: {cell.reason}")], ""
     findings = []
-    if "bits" in cell.changed and not {"program", "plan", "partition"} & set(cell.changed):
-        why = "deterministic output bits differ from the previous version's, though program, plan and "
+    # Tile order, grid and who holds which part of K are the plan's too, and decide no bits.
+    if "bits" in cell.changed and not {"program", "partition"} & set(cell.changed):
+        why = "deterministic output bits differ from the previous version's, though program and "
         findings.append(_finding("bits", gpu, key, CAKE_PREV, why + "partition are the same"))
     if cell.verdict == "slower":
         findings.append(_slower(gpu, key, cell))
@@ -141,7 +142,7 @@ def _against_previous(
         findings.append(_finding("unmeasured", gpu, key, CAKE_PREV, why))
     elif cell.first_verdict == "slower" and cell.again is None:
         findings.append(_finding("unmeasured", gpu, key, CAKE_PREV, cell.reason))
-    elif cell.first_verdict == "slower":
+    elif cell.first_verdict == "slower" and cell.verdict == "same":
         return findings, "dismissed"
     elif cell.first_verdict == "faster" and cell.again is None:
         return findings, ""  # said in a note: what is not confirmed faster is not slower either
@@ -291,8 +292,7 @@ def _notes(cells: Cells, manifest: Manifest) -> list[str]:
         mine = [c for c in failed if c.arm == arm]
         rows = f"{len(mine)} row{'' if len(mine) == 1 else 's'}"
         notes.append(f"{arm} is {mine[0].status} on {rows}, which decides nothing here")
-    pending = [c for c in cells.cells if c.first_verdict in FLAGS and c.verdict == "unclear"]
-    faster = [c for c in pending if c.first_verdict == "faster"]
+    faster = [c for c in cells.cells if c.first_verdict == "faster" and c.again is None]
     if faster:
         rows = f"{len(faster)} row{'' if len(faster) == 1 else 's'}"
         notes.append(f"{rows} flagged faster, not measured again")

@@ -139,6 +139,17 @@ def program_digest(package: ModuleType, key: Any) -> str | None:
     return hashlib.sha256(repr((parts, launch)).encode()).hexdigest()
 
 
+def drop_programs(package: ModuleType) -> None:
+    """Have a version load its programs anew at the next call, to another place on the device.
+
+    ``clear_caches`` of early versions keeps loaded programs: there the cache that holds them is emptied, so
+    that no version keeps one place, good or bad, while the other's changes.
+    """
+    package.clear_caches()
+    with suppress(ImportError, AttributeError):  # a version that keeps them in another way
+        importlib.import_module(f"{package.__name__}.launch.router")._kernel.cache_clear()
+
+
 def _bare(source: str) -> str:
     """C++ text without comments and indentation."""
     lines = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL).splitlines()

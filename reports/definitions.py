@@ -287,11 +287,14 @@ def _verdict(m: Manifest) -> str:
     least = f" by at least {100 * effect:g} %" if effect is not None else ""
     tick = f" (one tick, {m.timer.tick_us * 1000:.0f} ns)" if m.timer.tick_us else ""
     wide = f" (over {100 * sought:g} %)" if sought is not None else ""
-    return (
+    rule = (
         f"of cake: `faster` or `slower` where the interval excludes 1{least} and the medians differ by "
         f"more than the timer resolves{tick}; else `same`, or `unclear` where the interval is "
         f"too wide{wide} to say so"
     )
+    if not m.previous:
+        return rule
+    return f"{rule}; against another version of cake a difference stands only if measured again it repeats"
 
 
 def _throttle(run: Run) -> str:

@@ -36,7 +36,8 @@ def gate(
     """Exit 1 where a row is confirmed slower than the previous version, a cake arm is inaccurate, or bits
     changed where they must not; 2 where rows are missing or could not be measured; else 0.
 
-    With --previous REF it measures first, rows that are flagged twice. The last line is the report's path.
+    With --previous REF it measures first, and a flagged row a second time. The last line is the report's
+    path.
     """
     console = Console(stderr=True)
     given = runs or []

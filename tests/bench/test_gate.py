@@ -8,7 +8,7 @@ from bench_builders import ROW, arm, manifest, row_facts, samples
 
 from bench.cells import flagged, make_cells
 from bench.gate import judge, judge_runs
-from bench.model import Cells
+from bench.model import CallFacts, Cells
 from bench.store import sample_arrays
 from bench.suites import Row, Shape
 
@@ -71,6 +71,19 @@ def test_slower_and_then_faster_is_no_confirmation():
     assert (cell.first_verdict, cell.again.verdict, cell.verdict) == ("slower", "faster", "same")
 
 
+@pytest.mark.parametrize("cake", [10.3, 9.7])
+def test_a_flag_whose_repeat_is_too_wide_to_say_is_unclear_not_the_same(cake):
+    facts, samples = measured()
+    scattered = samples["cake"] * np.linspace(0.9, 1.1, len(samples["cake"]))[:, None]
+    again = {ROW.key: (facts, samples | {"cake": scattered})}
+    m = manifest(rows=(ROW, OTHER), arms=ARMS, finished="x")
+    result = gated(measured(cake=cake), measured(row=OTHER), m=m, again=again)
+    assert result.exit_code == 0 and result.unclear == (ROW.key,) and result.dismissed == ()
+    assert not any("not measured again" in note for note in result.notes)
+    only = gated(measured(cake=cake), again=again)
+    assert only.exit_code == 2 and kinds(only) == [("unmeasured", "")]
+
+
 def test_a_flag_that_was_not_measured_again_could_not_be_judged():
     result = gated(measured(cake=10.3))
     assert result.exit_code == 2
@@ -128,12 +141,24 @@ def test_a_row_that_is_new_is_not_compared():
     )
 
 
-PLAN = {"program": "p", "program_digest": "d", "partition": "k", "det_bits": "x"}
+PLAN = {
+    "program": "p",
+    "program_digest": "d",
+    "partition": "k",
+    "det_bits": "x",
+    "calls": (CallFacts(kind="fwd", library="cake", function="f", algorithm="a raster"),),
+}
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [({}, 1), ({"program_digest": "e"}, 0), ({"partition": "l"}, 0), ({"det_bits": "y"}, 0)],
+    [
+        ({}, 1),
+        ({"calls": (CallFacts(kind="fwd", library="cake", function="f", algorithm="another raster"),)}, 1),
+        ({"program_digest": "e"}, 0),
+        ({"partition": "l"}, 0),
+        ({"det_bits": "y"}, 0),
+    ],
 )
 def test_bits_may_change_only_with_what_decides_them(change, code):
     arms = {

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import importlib
 import io
 import os
 import subprocess
@@ -195,6 +197,26 @@ def test_the_arm_does_every_op(repo, op, mode):
     new = arms_of(module)["cake"].bind(row, t)
     assert ("dgrad" in row.gemms) == (new.program != prepared.program)
     assert new.partition == prepared.partition and new.digest and prepared.digest
+
+
+@pytest.mark.parametrize("forgets", ["    forget_kernels()\n", ""])
+def test_every_version_loads_its_programs_anew_before_an_eager_visit(
+    tmp_path, empty_cache, monkeypatch, forgets
+):
+    keeps = (
+        "router.py",
+        "    WORKSPACES.clear()\n    forget_kernels()\n",
+        f"    WORKSPACES.clear()\n{forgets}",
+    )
+    module = load_previous("main", repository(tmp_path / "r", keeps)).module
+    loaded = importlib.import_module(f"{module.__name__}.launch.router")
+    monkeypatch.setattr(loaded, "_kernel", functools.cache(lambda key: object()))
+    row = Row("router", "fwd", "eager", Shape(16, 64, 16))
+    prepared = cake_arms(module)[-1].bind(row, router_tensors(row, "cpu"))
+    first = loaded._kernel("a program")
+    assert prepared.reload is not None
+    prepared.reload()
+    assert loaded._kernel("a program") is not first
 
 
 def test_only_versions_that_are_compared_give_deterministic_bits():
