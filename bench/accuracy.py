@@ -7,9 +7,10 @@ same, because that is what a router's logits are for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from bench.model import Accuracy
@@ -82,6 +83,17 @@ def measure(row: Row, tensors: Tensors, refs: References, budget: float = BUDGET
         equal, ties = top_experts(tensors.out, refs.by_kind["fwd"], budget)
     return Accuracy(
         rel_fro=max(e[0] for e in errors), max_abs=max(e[1] for e in errors), top8_equal=equal, top8_ties=ties
+    )
+
+
+def worst(found: Sequence[Accuracy]) -> Accuracy:
+    """The worst of several measurements of one op."""
+    top8 = [a.top8_equal for a in found if a.top8_equal is not None]
+    return Accuracy(
+        rel_fro=float(np.max([a.rel_fro for a in found])),  # NaN, if there is one
+        max_abs=float(np.max([a.max_abs for a in found])),
+        top8_equal=all(top8) if top8 else None,
+        top8_ties=max(a.top8_ties for a in found),
     )
 
 

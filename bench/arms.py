@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -31,9 +31,9 @@ class Prepared:
     it).
 
     ``calls`` has one :class:`~baselines.gemm.Call` a GEMM, in the order of ``row.gemms``; ``program`` and
-    ``partition`` describe cake's plans, ``digest`` what its programs are made of. ``deterministic()`` does
-    the op once with deterministic=True, where its bits are to be compared between versions. ``reload()``,
-    called before each visit in eager mode, has the next call load its programs anew.
+    ``partition`` describe cake's plans, ``digest`` what its programs are made of. ``deterministic()`` binds
+    the op with deterministic=True, where its bits are to be compared between versions. ``reload()``, called
+    before each visit in eager mode, has the next call load its programs anew.
     """
 
     run: Callable[[], None]
@@ -41,7 +41,7 @@ class Prepared:
     program: str | None = None
     partition: str | None = None
     digest: str | None = None
-    deterministic: Callable[[], None] | None = None
+    deterministic: Callable[[], Prepared] | None = None
     reload: Callable[[], None] | None = None
 
 
@@ -147,12 +147,6 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
     """An arm of a version of cake; ``compared``: its deterministic bits are wanted as well."""
 
     def prepare(row: Row, t: Tensors) -> Prepared:
-        def bound(det: bool) -> Any:
-            return package.prepare_router(row.op, **operands(row.op, t), deterministic=det)
-
-        def once() -> None:
-            bound(True)() if row.mode == "graph" else _eager_cake(package, row.op, t, True)()
-
         used: dict[str, tuple[str, ...]] = {
             "prepare_router": ("X", "W", "G", "out", "deterministic"),
             "clear_caches": (),
@@ -163,32 +157,40 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
             raise Unsupported(lacking)
         drop_programs(package)  # every instance has its programs at another place: see conduct.INSTANCES
         try:
-            launch = bound(deterministic)
+            prepared = _bind_cake(package, row, t, deterministic)
         except (TypeError, ValueError) as e:
             if package is cake:
                 raise
             # Its own words for a call it does not take: an op or a dtype that came later.
             raise Unsupported(f"this version says: {type(e).__name__}: {e}") from e
-        plans = tuple(getattr(launch, "plans", ()))
-        texts = [str(p) for p in plans] if len(plans) == len(row.gemms) else [""] * len(row.gemms)
-        calls = tuple(
-            Call(library="cake", function=_FUNCTIONS[kind], algorithm=text)
-            for kind, text in zip(row.gemms, texts, strict=True)
-        )
-        keys = list(dict.fromkeys(key for p in plans if (key := getattr(p, "program", None)) is not None))
-        cuts = [str(cut) for p in plans if (cut := getattr(p, "partition", None)) is not None]
-        digests = [program_digest(package, key) for key in keys]
-        return Prepared(
-            launch if row.mode == "graph" else _eager_cake(package, row.op, t, deterministic),
-            calls,
-            program=" + ".join(map(str, keys)) or None,
-            partition=" + ".join(cuts) or None,
-            digest="+".join(d[:16] for d in digests if d) if digests and all(digests) else None,
-            deterministic=once if compared else None,
+        return replace(
+            prepared,
+            deterministic=partial(_bind_cake, package, row, t, True) if compared else None,
             reload=partial(drop_programs, package) if row.mode == "eager" else None,
         )
 
     return Arm(name, prepare, "cake")
+
+
+def _bind_cake(package: ModuleType, row: Row, t: Tensors, deterministic: bool) -> Prepared:
+    """A version of cake bound to a row's tensors, with its plans, programs and partitions."""
+    launch = package.prepare_router(row.op, **operands(row.op, t), deterministic=deterministic)
+    plans = tuple(getattr(launch, "plans", ()))
+    texts = [str(p) for p in plans] if len(plans) == len(row.gemms) else [""] * len(row.gemms)
+    calls = tuple(
+        Call(library="cake", function=_FUNCTIONS[kind], algorithm=text)
+        for kind, text in zip(row.gemms, texts, strict=True)
+    )
+    keys = list(dict.fromkeys(key for p in plans if (key := getattr(p, "program", None)) is not None))
+    cuts = [str(cut) for p in plans if (cut := getattr(p, "partition", None)) is not None]
+    digests = [program_digest(package, key) for key in keys]
+    return Prepared(
+        launch if row.mode == "graph" else _eager_cake(package, row.op, t, deterministic),
+        calls,
+        program=" + ".join(map(str, keys)) or None,
+        partition=" + ".join(cuts) or None,
+        digest="+".join(d[:16] for d in digests if d) if digests and all(digests) else None,
+    )
 
 
 def operands(op: str, t: Tensors) -> dict[str, Any]:

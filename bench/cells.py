@@ -218,6 +218,7 @@ def _arm_cell(
         partition=arm.partition,
         bits_equal=_bits_equal(arm, base),
         changed=_changed(arm, base) if arm.arm == CAKE_PREV and base else (),
+        bits_unexplained=bool(arm.arm == CAKE_PREV and base and _unexplained(arm, base)),
         **_ran_on(manifest, facts, samples.get(arm.arm)),
         **fields,
     )
@@ -247,7 +248,27 @@ def _changed(previous: ArmFacts, new: ArmFacts) -> tuple[str, ...]:
         ("partition", previous.partition, new.partition),
         ("bits", previous.det_bits, new.det_bits),
     ]
-    return tuple(dict.fromkeys(name for name, one, other in pairs if one and other and one != other))
+    return tuple(dict.fromkeys(name for name, one, other in pairs if _differ(one, other)))
+
+
+def _unexplained(previous: ArmFacts, new: ArmFacts) -> bool:
+    """Whether deterministic bits differ though what decides them, the program and the partition of that call,
+    does not.
+    """
+    known = previous.det_program is not None and new.det_program is not None
+
+    def decides(arm: ArmFacts) -> tuple[str | None, ...]:
+        if known:
+            return arm.det_program, arm.det_program_digest, arm.det_partition
+        return arm.program, arm.program_digest, arm.partition  # a run of before the call's were kept
+
+    explained = any(map(_differ, decides(previous), decides(new)))
+    return _differ(previous.det_bits, new.det_bits) and not explained
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two known facts differ."""
+    return bool(one and other and one != other)
 
 
 def _ran_on(manifest: Manifest, facts: RowFacts, samples: Array | None) -> dict[str, Any]:

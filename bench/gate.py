@@ -22,8 +22,10 @@ ACROSS_RUNS_EFFECT = 0.03
 RowId = tuple[str, str]
 
 
-def judge(cells: Cells, manifest: Manifest, notes: Sequence[str] = ()) -> GateResult:
-    """The verdict of a run with a previous version as an arm. ``notes`` are said beside it."""
+def judge(cells: Cells, manifest: Manifest, notes: Sequence[str] = (), path: str = "RUN") -> GateResult:
+    """The verdict of a run with a previous version as an arm. ``notes`` are said beside it; ``path`` is the
+    run's directory, for what to type next.
+    """
     rows = _by_row(cells)
     ids = [*rows, *((manifest.device.name, key) for key in cells.missing)]
     findings = [*_cake_arms(rows), *_missing(cells, manifest)]
@@ -39,7 +41,7 @@ def judge(cells: Cells, manifest: Manifest, notes: Sequence[str] = ()) -> GateRe
         findings.append(_whole_run("the run has no rows"))
     else:
         for (gpu, key), row in rows.items():
-            found, word = _against_previous(gpu, key, row)
+            found, word = _against_previous(gpu, key, row, _repeat(manifest, path))
             findings += found
             if word:
                 kept[word].append(key)
@@ -118,9 +120,12 @@ def judge_runs(
 
 
 def _against_previous(
-    gpu: str, key: str, row: Mapping[tuple[str, str], Cell]
+    gpu: str, key: str, row: Mapping[tuple[str, str], Cell], repeat: str
 ) -> tuple[list[GateFinding], str]:
-    """What the previous version's cell says: findings, and the list of the result that the row enters."""
+    """What the previous version's cell says: findings, and the list of the result that the row enters.
+
+    ``repeat`` says how to have a flagged row measured again.
+    """
     cell, new = row.get((CAKE_PREV, CAKE)), row.get((CAKE, CAKE))
     if new is None or new.status != "ok":
         return [], ""  # a finding of its own
@@ -132,16 +137,17 @@ def _against_previous(
         return [_finding("unmeasured", gpu, key, CAKE_PREV, f"{cell.status}: {cell.reason}")], ""
     findings = []
     # Tile order, grid and who holds which part of K are the plan's too, and decide no bits.
-    if "bits" in cell.changed and not {"program", "partition"} & set(cell.changed):
+    if cell.bits_unexplained:
         why = "deterministic output bits differ from the previous version's, though program and "
-        findings.append(_finding("bits", gpu, key, CAKE_PREV, why + "partition are the same"))
+        why += "partition of that call are the same"
+        findings.append(_finding("bits", gpu, key, CAKE_PREV, why))
     if cell.verdict == "slower":
         findings.append(_slower(gpu, key, cell))
     elif cell.ratio is None or cell.ratio_lo is None:
         why = cell.reason or "too few groups for an interval"
         findings.append(_finding("unmeasured", gpu, key, CAKE_PREV, why))
     elif cell.first_verdict == "slower" and cell.again is None:
-        findings.append(_finding("unmeasured", gpu, key, CAKE_PREV, cell.reason))
+        findings.append(_finding("unmeasured", gpu, key, CAKE_PREV, f"{cell.reason}; {repeat}"))
     elif cell.first_verdict == "slower" and cell.verdict == "same":
         return findings, "dismissed"
     elif cell.first_verdict == "faster" and cell.again is None:
@@ -273,12 +279,22 @@ def _version(manifest: Manifest) -> str:
     return ref if not commit or commit.startswith(ref) or ref.startswith(commit) else f"{ref} ({commit})"
 
 
+def _repeat(manifest: Manifest, path: str) -> str:
+    """What to type to have the flagged rows measured again; a merged run cannot be gone on with."""
+    if not manifest.merged:
+        return f"have it done: cake-bench gate --resume {path}"
+    sources = ", ".join(line.split(",")[0] for line in manifest.merged)
+    return (
+        f"a merged run cannot be: cake-bench gate --resume those it was made of ({sources}), then merge again"
+    )
+
+
 def _notes(cells: Cells, manifest: Manifest) -> list[str]:
     """What a reader must know beside the verdict, none of which turns it red."""
     notes = []
     if manifest.control_run:
         notes.append("a control run: the working tree's cake stands in the previous version's place")
-    if manifest.git.get("dirty") == "yes":
+    if manifest.dirty:
         notes.append("the working tree has changes that are not committed")
     for flag in dict.fromkeys(flag for cell in cells.cells for flag in cell.flags):
         count = len({(c.gpu, row_key(c)) for c in cells.cells if flag in c.flags})

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.accuracy import worst
 from bench.arms import CAKE, CAKE_DET, CAKE_PREV
 from bench.cells import cublas_version
 from bench.model import Accuracy, ArmFacts, Block, Manifest, RowFacts
@@ -96,6 +97,7 @@ def _check(manifests: Sequence[Manifest]) -> None:
             "workspace": m.workspace_bytes,
             "accuracy budget": m.budget,
             "judgement": m.judgement,
+            "instances in graph mode": m.instances,
         }
 
     first = facts(manifests[0])
@@ -151,6 +153,7 @@ def _merged_row(parts: Sequence[_Part], notes: dict[str, list[str]]) -> tuple[Ro
             "positions": positions,
             "clocks": tuple(clocks),
             "repeated_groups": sum(p.facts.repeated_groups for p in parts),
+            "slow_host_groups": sum(p.facts.slow_host_groups for p in parts),
             "started": min(p.facts.started for p in parts),
             "seconds": round(sum(p.facts.seconds for p in parts), 3),
             "blocks": tuple(blocks),
@@ -232,16 +235,7 @@ def _det_bits(name: str, parts: Sequence[_Part]) -> str | None:
 
 def _worst(found: Iterable[Accuracy | None]) -> Accuracy | None:
     known = [a for a in found if a]
-    if not known:
-        return None
-    top8 = [a.top8_equal for a in known if a.top8_equal is not None]
-    errors = [a.rel_fro for a in known]
-    return Accuracy(
-        rel_fro=float(np.max(errors)),  # NaN, if there is one
-        max_abs=float(np.max([a.max_abs for a in known])),
-        top8_equal=all(top8) if top8 else None,
-        top8_ties=max(a.top8_ties for a in known),
-    )
+    return worst(known) if known else None
 
 
 def _host(runs: Sequence[RunDir]) -> dict[str, Any]:
@@ -273,9 +267,7 @@ def _manifest(
     ticks = [m.timer.tick_us for m in manifests if m.timer.tick_us]
     dropped = sum(m.timer.dropped_records for m in manifests)
     odd = sum(m.timer.odd_correlations for m in manifests)
-    git = {**first.git}
-    if dirty := [m.git["dirty"] for m in manifests if "dirty" in m.git]:
-        git["dirty"] = next((text for text in dirty if text.lower() in ("true", "yes", "1")), dirty[0])
+    dirtied = next((m for m in manifests if m.dirty), first)
     return first.model_copy(
         update={
             "run": f"{first.suite}-merged-{len(manifests)}-runs",
@@ -288,7 +280,7 @@ def _manifest(
             "versions": _mapping([m.versions for m in manifests]),
             "libraries": _mapping([m.libraries for m in manifests]),
             "environment": _mapping([m.environment for m in manifests]),
-            "git": git,
+            "git": dirtied.git,
             "rows": rows,
             "arms": tuple(dict.fromkeys(arm for m in manifests for arm in m.arms)),
             "timer": first.timer.model_copy(

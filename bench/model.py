@@ -7,7 +7,7 @@ Times are microseconds.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,12 +15,26 @@ from pydantic import BaseModel, ConfigDict, Field
 SCHEMA = 1
 
 Status = Literal["ok", "inaccurate", "unsupported", "fell-back", "error"]
-Flag = Literal["thermal", "power-cap", "warm", "shared-gpu"]
+Flag = Literal["thermal", "power-cap", "warm", "shared-gpu", "slow-host"]
 Verdict = Literal["faster", "slower", "same", "unclear"]
 
-#: Raw samples: one line a timed step. ``void`` is empty or says why the step has no time (then ``us`` is
-#: null).
-SAMPLE_COLUMNS = ("arm", "group", "position", "step", "us", "void")
+
+class Sample(NamedTuple):
+    """One timed step; ``us`` is None where ``void`` says why. ``host_us``: what the call took on the host, in
+    place, where the timer knows.
+    """
+
+    arm: str
+    group: int
+    position: int
+    step: int
+    us: float | None
+    void: str
+    host_us: float | None
+
+
+#: Columns of raw samples, one line a timed step.
+SAMPLE_COLUMNS = Sample._fields
 
 
 class _Model(BaseModel):
@@ -55,8 +69,9 @@ class ArmFacts(_Model):
     """What is known of one arm on one row, besides its samples.
 
     ``bits`` and ``bits_after`` are SHA-256 of the op's outputs before and after timing (cake's arms only);
-    ``det_bits`` is that of one deterministic call, where versions of cake are compared, and
-    ``program_digest`` what tells their programs of one name apart.
+    ``program_digest`` tells programs of one name apart. Where versions of cake are compared, ``det_bits`` is
+    the SHA-256 of one deterministic call, and ``det_program``, ``det_partition`` and ``det_program_digest``
+    are that call's: what decides its bits.
     """
 
     arm: str
@@ -74,6 +89,9 @@ class ArmFacts(_Model):
     program_digest: str | None = None
     bits: str | None = None
     det_bits: str | None = None
+    det_program: str | None = None
+    det_partition: str | None = None
+    det_program_digest: str | None = None
     bits_after: str | None = None
     voided: int = 0
 
@@ -120,6 +138,7 @@ class RowFacts(_Model):
     positions: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     clocks: tuple[ClockReading, ...] = ()
     repeated_groups: int = 0
+    slow_host_groups: int = 0
     started: str = ""
     seconds: float = 0.0
     blocks: tuple[Block, ...] = ()
@@ -208,7 +227,9 @@ class TimerFacts(_Model):
 class Manifest(_Model):
     """What ran, where and how. Written when a run starts; ``finished`` is filled in when it ends.
 
-    ``merged`` describes the runs that a merged one is made of, one line each.
+    ``instances``: how many times each arm was prepared and captured in graph mode; ``reloads``: whether
+    cake's programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was
+    recorded. ``merged`` describes the runs that a merged one is made of, one line each.
     """
 
     schema_version: int = SCHEMA
@@ -230,6 +251,8 @@ class Manifest(_Model):
     groups: int
     steps: int
     untimed: int
+    instances: int | None = None
+    reloads: bool | None = None
     timer: TimerFacts
     l2: L2Proof | None = None
     flags: tuple[Flag, ...] = ()
@@ -243,6 +266,11 @@ class Manifest(_Model):
     l2_state: Literal["cold", "warm"] = "cold"
     judgement: dict[str, float] = Field(default_factory=dict)
     merged: tuple[str, ...] = ()
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the working tree that ran had changes that were not committed."""
+        return self.git.get("dirty") == "yes"
 
 
 class Again(_Model):
@@ -269,7 +297,8 @@ class Cell(_Model):
 
     ``bits_equal``: whether the outputs before and after timing have the same bits; for arm ``cake_prev``
     whether its deterministic outputs have those of the working tree's. There ``changed`` names what differs
-    from the working tree's (``program``, ``plan``, ``partition``, ``bits``), and a verdict other than
+    from the working tree's (``program``, ``plan``, ``partition``, ``bits``), ``bits_unexplained`` that the
+    bits do though neither program nor partition of the deterministic call does, and a verdict other than
     ``same`` stands only if re-measuring the row (``again``) repeats it; ``first_verdict`` is the one before.
     """
 
@@ -304,6 +333,7 @@ class Cell(_Model):
     partition: str | None = None
     bits_equal: bool | None = None
     changed: tuple[str, ...] = ()
+    bits_unexplained: bool = False
     first_verdict: Verdict | None = None
     again: Again | None = None
     slower_passes: int | None = None

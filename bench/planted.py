@@ -1,9 +1,9 @@
 """Arms of a selftest: cake, the same again, and cake with slowdowns of known size planted in it.
 
-The spin of a planted arm is calibrated on each row: cake and the planted program with a short and a long
-spin are timed in turns, which gives the time to add and the clocks that it takes. Both spins are long enough
-to show: the first 0.1 to 0.3 us of one are hidden behind other CTAs' stores where K is split. What was
-achieved is read from the run's own samples afterwards, not from here.
+The spin of a planted arm is calibrated on each row: the planted program with a short and a long spin and cake
+are timed in turns, as graphs, which gives what a clock of spinning takes and what is hidden of it: the first
+0.1 to 0.3 us, behind other CTAs' stores where K is split. What was achieved is read from the run's own
+samples afterwards, not from here.
 """
 
 from __future__ import annotations
@@ -11,36 +11,40 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from baselines.gemm import Unsupported
 from bench.arms import CAKE, CONTROL, Arm, Prepared, cake_arms, operands
 from bench.capture import capture
-from bench.conduct import Bench
 from bench.suites import Row, Tensors
 from bench.timers import Timer
+from bench.work import Bench
 from cake import planted
 
 #: Name of the arm with a planted slowdown, by its target in percent.
 PLANTED = {percent: f"{CAKE}_planted_{percent}" for percent in (1, 2, 5)}
 #: Clocks of the two spins: about 1 and 3 us, so that the line through them is short on both sides.
 SHORT_SPIN, LONG_SPIN = 2_000, 6_000
-#: Rounds of the calibration, and steps of each of its three visits.
+#: Rounds of the calibration, each with programs loaded anew (where one lies moves its time by 0.3 to 0.7 %),
+#: and steps of each of their visits.
 ROUNDS, STEPS = 5, 10
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of one row, in us: cake, where the line of planted times starts, and what a clock of spinning takes."""
+    """Of one row, in us: cake; what the planted program takes longer with a spin of 0, by the line through
+    both spins (less than 0: hidden); what a clock of spinning takes.
+    """
 
     cake_us: float
-    base_us: float
+    offset_us: float
     us_per_clock: float
 
     def clocks(self, percent: float) -> int:
         """The spin that makes the planted program take so many percent longer than cake; at least 0."""
-        wanted = self.cake_us * (1 + percent / 100) - self.base_us
-        return max(round(wanted / self.us_per_clock), 0)
+        return max(round((self.cake_us * percent / 100 - self.offset_us) / self.us_per_clock), 0)
 
 
 def selftest_arms(bench: Bench, plant: bool = True) -> list[Arm]:
@@ -58,12 +62,13 @@ def selftest_arms(bench: Bench, plant: bool = True) -> list[Arm]:
                 known[row.key] = calibrate(bench, bench.timer, own[0], row, tensors)
             spin = known[row.key].clocks(percent)
             plain = own[0].bind(row, tensors)
+            run, reload = slowed(bench, plain, row, tensors, spin)
             return Prepared(
-                slowed(bench, own[0], row, tensors, spin),
+                run,
                 plain.calls,
                 program=f"{plain.program}, {spin} clocks slower",
                 partition=plain.partition,
-                reload=plain.reload,
+                reload=reload,
             )
 
         return Arm(PLANTED[percent], prepare, "cake")
@@ -71,62 +76,73 @@ def selftest_arms(bench: Bench, plant: bool = True) -> list[Arm]:
     return [*own, *(arm(percent) for percent in PLANTED)]
 
 
-def slowed(bench: Bench, plain: Arm, row: Row, tensors: Tensors, spin: int) -> Callable[[], None]:
-    """The row's op with a spin of so many clocks at its end; on a CPU the caller spins, for nanoseconds."""
+def slowed(
+    bench: Bench, plain: Prepared, row: Row, tensors: Tensors, spin: int
+) -> tuple[Callable[[], None], Callable[[], None] | None]:
+    """The row's op with a spin of so many clocks at its end, and how to have its programs loaded anew; on a
+    CPU the caller spins, for nanoseconds.
+    """
+    op: Any = row.op  # one of cake's: suites.OPS has the same
     if bench.device.type == "cpu":
-        run = plain.bind(row, tensors).run
+        return partial(_run_and_spin, plain.run, spin), plain.reload
+    if row.mode == "graph":
+        return planted.prepare(op, spin=spin, deterministic=False, **operands(row.op, tensors)), None
+    eager = planted.Eager(plain.run, op, spin)
 
-        def busy() -> None:
-            run()
-            end = time.perf_counter_ns() + spin
-            while time.perf_counter_ns() < end:
-                pass
+    def reload() -> None:
+        if plain.reload:
+            plain.reload()
+        eager.clear()
 
-        return busy
-    make = planted.prepare if row.mode == "graph" else planted.eager
-    launch: Callable[[], None] = make(
-        row.op,  # type: ignore[arg-type]  # one of cake's ops: suites.OPS has the same
-        spin=spin,
-        deterministic=False,
-        **operands(row.op, tensors),
-    )
-    return launch
+    return eager, reload
+
+
+def _run_and_spin(run: Callable[[], None], nanoseconds: int) -> None:
+    run()
+    end = time.perf_counter_ns() + nanoseconds
+    while time.perf_counter_ns() < end:
+        pass
 
 
 def calibrate(bench: Bench, timer: Timer, plain: Arm, row: Row, tensors: Tensors) -> Calibration:
-    """Time cake and the planted program with a short and a long spin in turns, and solve for the clocks."""
-    runs = {"cake": plain.bind(row, tensors).run}
-    if bench.device.type != "cpu":
-        runs["short"] = slowed(bench, plain, row, tensors, SHORT_SPIN)
-        runs["long"] = slowed(bench, plain, row, tensors, LONG_SPIN)
-    launches = {name: _launch(row, run) for name, run in runs.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    """Time the row's cake, and as graphs cake and the planted program with a short and a long spin."""
+    rounds: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
-        for name, launch in launches.items():
+        for name, launch in _launches(bench, plain, row, tensors).items():
             visited = timer.visit(launch, cold=bench.cold, untimed=bench.preset.untimed, steps=STEPS)
-            times[name] += [step.us for step in visited if step.us is not None]
-    return solve(times, bench.device.type)
+            times = [step.us for step in visited if step.us is not None]
+            rounds.setdefault(name, []).extend([statistics.median(times)] if times else [])
+    return solve(rounds, bench.device.type)
 
 
-def solve(times: Mapping[str, Sequence[float]], device: str) -> Calibration:
-    """The calibration from the times of ``cake``, ``short`` and ``long``; on a CPU of ``cake`` alone.
+def _launches(bench: Bench, plain: Arm, row: Row, tensors: Tensors) -> dict[str, Callable[[], None]]:
+    """What is timed in one round, made anew."""
+    cake = plain.bind(row, tensors)
+    if bench.device.type == "cpu":
+        return {"cake": cake.run}
+    graph = replace(row, mode="graph")
+    runs = {"graph": plain.bind(graph, tensors).run} | {
+        name: slowed(bench, cake, graph, tensors, spin)[0]
+        for name, spin in (("short", SHORT_SPIN), ("long", LONG_SPIN))
+    }
+    launches = {name: capture(run).replay for name, run in runs.items()}
+    return {"cake": launches["graph"] if row.mode == "graph" else cake.run} | launches
+
+
+def solve(rounds: Mapping[str, Sequence[float]], device: str) -> Calibration:
+    """The calibration from the times a round of ``cake`` and, on a GPU, ``graph``, ``short`` and ``long``.
 
     Raises :class:`baselines.gemm.Unsupported` where they make no sense.
     """
-    if any(not values for values in times.values()):
+    if any(not values for values in rounds.values()):
         raise Unsupported("the calibration has no time")
-    us = {name: statistics.median(values) for name, values in times.items()}
+    us = {name: statistics.median(values) for name, values in rounds.items()}
     if device == "cpu":  # a clock of its spin is a nanosecond
-        return Calibration(us["cake"], us["cake"], 1e-3)
+        return Calibration(us["cake"], 0.0, 1e-3)
     slope = (us["long"] - us["short"]) / (LONG_SPIN - SHORT_SPIN)
     if slope <= 0:
         raise Unsupported(
             f"more spinning made the op no longer: {us['short']:.3f} us with {SHORT_SPIN} clocks, "
             f"{us['long']:.3f} us with {LONG_SPIN}"
         )
-    return Calibration(us["cake"], us["short"] - slope * SHORT_SPIN, slope)
-
-
-def _launch(row: Row, run: Callable[[], None]) -> Callable[[], None]:
-    run()
-    return capture(run).replay if row.mode == "graph" else run
+    return Calibration(us["cake"], us["short"] - slope * SHORT_SPIN - us["graph"], slope)

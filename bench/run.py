@@ -14,7 +14,7 @@ from bench import host
 from bench.accuracy import references
 from bench.arms import CAKE, CAKE_PREV, CONTROL
 from bench.cells import FLAGS, HostTimes, flagged, make_cells
-from bench.conduct import ContextLost, measure_row
+from bench.conduct import measure_row
 from bench.environment import shared_gpu
 from bench.model import Cell, Cells, Manifest, Picks, TimerFacts
 from bench.progress import RunProgress
@@ -31,6 +31,7 @@ from bench.statistics import JUDGEMENT
 from bench.store import PICKS, RunDir, StoreError, create_run, finished_rows, open_run, rows_again
 from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
+from bench.work import ContextLost
 
 HOST = "host.json"
 #: The arms of a flagged row's re-measurement.

@@ -19,7 +19,7 @@ from bench import environment
 from bench.accuracy import BUDGET
 from bench.arms import Arm, cake_arms, library_arms, load_arms
 from bench.clocks import Clocks, hard_slowdown, power_capped
-from bench.conduct import Bench
+from bench.conduct import instances
 from bench.l2 import L2
 from bench.model import Flag, L2Proof, Manifest, Picks, TimerFacts
 from bench.presets import Preset, in_passes, left_out, preset_for
@@ -27,6 +27,7 @@ from bench.previous import Version, load_copy, load_previous
 from bench.statistics import JUDGEMENT
 from bench.suites import MODES, OPS, Row, Shape, load_shapes, router_rows
 from bench.timers import TIMERS, Timer, check_note, default_timer, make_timer
+from bench.work import Bench
 
 #: The workspace of every library arm: what cuBLAS itself takes on Hopper and Blackwell.
 WORKSPACE_BYTES = 32 << 20
@@ -235,6 +236,8 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         groups=bench.preset.groups,
         steps=bench.preset.steps,
         untimed=bench.preset.untimed,
+        instances=instances(bench),
+        reloads=bench.timer is not None,
         # Counted when the run ends.
         timer=facts.model_copy(update={"dropped_records": 0, "odd_correlations": 0}),
         l2=session.proof,

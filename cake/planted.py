@@ -2,65 +2,75 @@
 
 The program of an op's last GEMM is compiled so that the CTA that comes last spins for ``spin`` clocks after
 its stores. The bits are those of the plain launch; finding out who is last costs a little too, so what was
-really planted is to be measured. GPU only.
+really planted is to be measured. GPU only, one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from .launch.entry import Entry, Options
-from .router import OPS, Op, PreparedRouter, _backward, _call, prepare_router
+from . import router
+from .launch.entry import Entries, Entry, Options
+from .operand import Kind
+from .plan.planner import planted
+from .router import OPS, Op, PreparedRouter, prepare_router
 
 
 def prepare(op: Op, *, spin: int, **arguments: Any) -> PreparedRouter:
     """:func:`cake.prepare_router` with the same arguments, planted. Raises ``ValueError`` on a CPU."""
-    *before, (entry, tensors) = prepare_router(op, **arguments).steps
-    _check(spin, tensors[0])
-    last = Entry(entry.kind, *tensors, entry.options._replace(spin=spin))
-    return PreparedRouter(op, [*before, (last, tensors)])
+    with _in_place_of_plain(_Planting(op, spin)):
+        return prepare_router(op, **arguments)
 
 
-def eager(
-    op: Op,
-    *,
-    spin: int,
-    X: torch.Tensor | None = None,
-    W: torch.Tensor | None = None,
-    G: torch.Tensor | None = None,
-    out: Any,
-    deterministic: bool = True,
-) -> Callable[[], None]:
-    """The eager calls of an op as one callable, planted; arguments as for :func:`cake.prepare_router`."""
-    plain = Options(deterministic, "bf16x3", None, False)
-    slow = plain._replace(spin=spin)
-    prepare_router(op, X=X, W=W, G=G, out=out, deterministic=deterministic)  # all checks
-    assert op in OPS
-    x, w, g = (torch.empty(0) if t is None else t for t in (X, W, G))
-    _check(spin, w if op in ("fwd", "dgrad") else x)
+class Eager:
+    """Eager calls of an op, planted: ``call`` makes them through cake's public functions, as ever, which find
+    the last GEMM's launch planted. So the host does for them what it does for plain ones.
+    """
 
-    def step() -> None:
-        _call("fwd", x, w, out[0], None, plain)
-        _call("fwd", x, w, out[0], None, plain)
-        _backward(g, x, w, out[1:], None, plain, slow)
+    def __init__(self, call: Callable[[], None], op: Op, spin: int) -> None:
+        self._call = call
+        self._entries = _Planting(op, spin)
 
-    calls: dict[str, Callable[[], Any]] = {
-        "fwd": lambda: _call("fwd", x, w, out, None, slow),
-        "dgrad": lambda: _call("dgrad", g, w, out, None, slow),
-        "wgrad": lambda: _call("wgrad", g, x, out, None, slow),
-        "bwd": lambda: _backward(g, x, w, out, None, plain, slow),
-        "2fwd+bwd": step,
-    }
-    return calls[op]
+    def __call__(self) -> None:
+        """Make the calls."""
+        with _in_place_of_plain(self._entries):
+            self._call()
+
+    def clear(self) -> None:
+        """Forget its launches, as :func:`cake.clear_caches` does the plain ones."""
+        self._entries.clear()
 
 
-def _check(spin: int, tensor: torch.Tensor) -> None:
-    if not tensor.is_cuda:
-        raise ValueError(
-            f"a slowdown can be planted in GPU programs only; the tensors are on {tensor.device}"
-        )
-    if type(spin) is not int or not 0 <= spin < 2**31:
-        raise ValueError(f"spin={spin!r}; needs a number of clocks from 0 to 2^31 - 1")
+class _Planting(Entries):
+    """A cache of entries that plants those of an op's last GEMM."""
+
+    def __init__(self, op: Op, spin: int) -> None:
+        super().__init__(router.MAX_ENTRIES)
+        if type(spin) is not int or not 0 <= spin < 2**31:
+            raise ValueError(f"spin={spin!r}; needs a number of clocks from 0 to 2^31 - 1")
+        self._kind, self._spin = OPS[op][-1], spin
+
+    def make(
+        self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options
+    ) -> Entry:
+        if not first.is_cuda:
+            raise ValueError(
+                f"a slowdown can be planted in GPU programs only; the tensors are on {first.device}"
+            )
+        entry = super().make(kind, first, second, out, options)
+        if kind == self._kind and entry.plan is not None:
+            entry.plan = planted(entry.plan, self._spin)
+        return entry
+
+
+@contextmanager
+def _in_place_of_plain(entries: Entries) -> Iterator[None]:
+    plain, router._entries = router._entries, entries
+    try:
+        yield
+    finally:
+        router._entries = plain

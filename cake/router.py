@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from . import operand
-from .launch.entry import Entries, Entry, Options, apart, current_stream, product
+from .launch.entry import Addresses, Entries, Entry, Options, addresses, apart, current_stream, product
 from .launch.router import WORKSPACES, Workspace, forget_kernels
 from .operand import OPERANDS, Kind
 
@@ -29,7 +29,7 @@ OPS: dict[str, tuple[Kind, ...]] = {
     "2fwd+bwd": ("fwd", "fwd", "dgrad", "wgrad"),
 }
 
-#: Entries the eager cache keeps; the least recently used one goes first.
+#: Entries the eager cache keeps.
 MAX_ENTRIES = 512
 
 
@@ -88,10 +88,10 @@ def _check_out(
 
 _entries = Entries(MAX_ENTRIES)
 
-
-def _facts(t: torch.Tensor) -> tuple[Any, ...]:
-    """What a tensor contributes to a key: shape, strides, dtype, device, alignment."""
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+#: The fields of :class:`Options` as they were given: a named tuple takes 0.2 us to make, and is needed once.
+Given = tuple[Any, ...]
+#: A GEMM about to be launched: its entry, the tensor it will write, where its tensors lie.
+Resolved = tuple[Entry, torch.Tensor, Addresses]
 
 
 def _resolve(
@@ -100,38 +100,76 @@ def _resolve(
     second: torch.Tensor,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
-    options: Options,
-) -> tuple[Entry, torch.Tensor]:
-    """Look a GEMM's launch up, or check the call and make it; with the tensor it will write. Runs nothing."""
+    given: Given,
+    stream: int,
+) -> Resolved:
+    """Look a GEMM's launch up, or check the call and make it. Runs nothing."""
+    entry = None
     try:
-        given = None if out is None else _facts(out)
-        key = (kind, _facts(first), _facts(second), given, out_dtype, options, current_stream(first.device))
-        entry = _entries.get(key)
+        at1, at2, at = first.data_ptr(), second.data_ptr(), 0 if out is None else out.data_ptr()
+        key: Given = (
+            kind,
+            given,
+            out_dtype,
+            stream,
+            first.shape,
+            first.stride(),
+            first.dtype,
+            first.device,
+            second.shape,
+            second.stride(),
+            second.dtype,
+            second.device,
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        )
+        # What is kept is aligned; an empty tensor need not be.
+        aligned = not (at1 | at2 | at) & (operand.ALIGNMENT - 1)
+        if aligned:
+            entry = _entries.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or an unhashable option: say which
-        options.check()
-        _check_inputs(kind, first, second)
-        if out is not None:
-            _check_out(kind, first, second, out, out_dtype)
+        _check(kind, first, second, out, out_dtype, Options(*given))
         raise
-    target = out
     if entry is None:
-        options.check()
-        _check_inputs(kind, first, second)
+        options = Options(*given)
+        _check(kind, first, second, out, out_dtype, options)
+        target = out
         if target is None:
             shape = _output_shape(kind, first, second)
             target = operand.new_output(shape, _output_dtype(kind, out_dtype), first.device)
-        else:
-            _check_out(kind, first, second, target, out_dtype)
-        entry = Entry(kind, first, second, target, options)
-        entry.check_overlap(first, second, target)
+            at = target.data_ptr()
+        entry = _entries.make(kind, first, second, target, options)
+        entry.check_overlap(first, second, target, (at1, at2, at))
         entry.bind()
-        _entries.put(key, entry)
-    elif target is None:
+        if aligned:
+            _entries.put(key, entry)
+    elif out is None:
         p = entry.problem
         target = operand.new_output((p.m, p.n), operand.TORCH_DTYPES[p.out.dtype], first.device)
+        at = target.data_ptr()
     else:
-        entry.check_overlap(first, second, target)
-    return entry, target
+        target = out
+        entry.check_overlap(first, second, out, (at1, at2, at))
+    return entry, target, (at1, at2, at)
+
+
+def _check(
+    kind: Kind,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    options: Options,
+) -> None:
+    """All that can be wrong with a call but for views and overlaps."""
+    options.check()
+    _check_inputs(kind, first, second)
+    if out is not None:
+        _check_out(kind, first, second, out, out_dtype)
+
+
+def _stream(first: object) -> int:
+    """The raw current stream of a call, of its first tensor's device; 0 for what is no tensor."""
+    return current_stream(first.device) if isinstance(first, torch.Tensor) else 0
 
 
 def _call(
@@ -140,11 +178,12 @@ def _call(
     second: torch.Tensor,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
-    options: Options,
+    given: Given,
 ) -> torch.Tensor:
     """One eager GEMM."""
-    entry, target = _resolve(kind, first, second, out, out_dtype, options)
-    entry.run(first, second, target)
+    stream = _stream(first)
+    entry, target, at = _resolve(kind, first, second, out, out_dtype, given, stream)
+    entry.run(first, second, target, at, stream)
     return target
 
 
@@ -172,7 +211,7 @@ def router_forward(
     2^-133 each; a non-finite operand gives inf or NaN. Autograd does not see the call: the result has no
     gradient. Raises ``TypeError`` or ``ValueError`` naming the tensor, what it has and what is needed.
     """
-    return _call("fwd", X, W, out, out_dtype, Options(deterministic, emulation, splits, pdl))
+    return _call("fwd", X, W, out, out_dtype, (deterministic, emulation, splits, pdl))
 
 
 def router_dgrad(
@@ -191,7 +230,7 @@ def router_dgrad(
     A new ``dX`` has a row stride that is a multiple of 16 bytes. Options and errors as
     :func:`router_forward`.
     """
-    return _call("dgrad", G, W, out, out_dtype, Options(deterministic, emulation, splits, pdl))
+    return _call("dgrad", G, W, out, out_dtype, (deterministic, emulation, splits, pdl))
 
 
 def router_wgrad(
@@ -209,7 +248,7 @@ def router_wgrad(
 
     Options and errors as :func:`router_forward`; the K partition here depends on T, N and H.
     """
-    return _call("wgrad", G, X, out, out_dtype, Options(deterministic, emulation, splits, pdl))
+    return _call("wgrad", G, X, out, out_dtype, (deterministic, emulation, splits, pdl))
 
 
 def router_backward(
@@ -228,47 +267,40 @@ def router_backward(
 
     ``out`` is a pair ``(dX, dW)``; ``out_dtype`` is dX's. Options and errors as :func:`router_forward`.
     """
-    options = Options(deterministic, emulation, splits, pdl)
-    return _backward(G, X, W, out, out_dtype, options, options)
-
-
-def _backward(
-    G: torch.Tensor,
-    X: torch.Tensor,
-    W: torch.Tensor,
-    out: Any,
-    out_dtype: torch.dtype | None,
-    for_dx: Options,
-    for_dw: Options,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both gradients, each with options of its own."""
-    given = (None, None) if out is None else out
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise TypeError(f"out must be a pair (dX, dW), got {type(out).__name__}")
+    given_dx, given_dw = _pair(out)
+    given, stream = (deterministic, emulation, splits, pdl), _stream(G)
     # Both are resolved before either runs: a call that fails leaves both outputs as they were, and the host
     # does not think between the two launches.
-    dgrad, dx = _resolve("dgrad", G, W, given[0], out_dtype, for_dx)
-    wgrad, dw = _resolve("wgrad", G, X, given[1], None, for_dw)
+    dgrad, dx, at_dx = _resolve("dgrad", G, W, given_dx, out_dtype, given, stream)
+    wgrad, dw, at_dw = _resolve("wgrad", G, X, given_dw, None, given, stream)
     _check_features(X, W)
-    if out is not None:
-        _check_pair(dgrad, wgrad, X, W, dx, dw)
-    dgrad.run(G, W, dx)
-    wgrad.run(G, X, dw)
+    if out is not None and not _all_apart(dgrad, wgrad, at_dx, at_dw):
+        operand.check_overlap("dX", dx, {"X": X, "dW": dw})
+        operand.check_overlap("dW", dw, {"W": W})
+    dgrad.run(G, W, dx, at_dx, stream)
+    wgrad.run(G, X, dw, at_dw, stream)
     return dx, dw
 
 
-def _check_pair(
-    dgrad: Entry, wgrad: Entry, X: torch.Tensor, W: torch.Tensor, dx: torch.Tensor, dw: torch.Tensor
-) -> None:
-    """The overlaps that neither gradient's own check sees: dX with X and dW, dW with W."""
-    at_dx, at_dw, span_dx, span_dw = dx.data_ptr(), dw.data_ptr(), dgrad.spans[2], wgrad.spans[2]
-    if not (
-        apart(at_dx, span_dx, X.data_ptr(), wgrad.spans[1])
-        and apart(at_dx, span_dx, at_dw, span_dw)
-        and apart(at_dw, span_dw, W.data_ptr(), dgrad.spans[1])
-    ):
-        operand.check_overlap("dX", dx, {"X": X, "dW": dw})
-        operand.check_overlap("dW", dw, {"W": W})
+def _pair(out: Any) -> tuple[Any, Any]:
+    """The outputs of a backward pass as given; both may be None."""
+    if out is None:
+        return None, None
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise TypeError(f"out must be a pair (dX, dW), got {type(out).__name__}")
+    dx, dw = out
+    return dx, dw
+
+
+def _all_apart(dgrad: Entry, wgrad: Entry, at_dx: Addresses, at_dw: Addresses) -> bool:
+    """Whether what neither gradient's own check sees is apart: dX from X and dW, dW from W."""
+    (_, at_w, to_dx), (_, at_x, to_dw) = at_dx, at_dw
+    (_, span_w, span_dx), (_, span_x, span_dw) = dgrad.spans, wgrad.spans
+    return (
+        apart(to_dx, span_dx, at_x, span_x)
+        and apart(to_dx, span_dx, to_dw, span_dw)
+        and apart(to_dw, span_dw, at_w, span_w)
+    )
 
 
 class PreparedRouter:
@@ -296,15 +328,17 @@ class PreparedRouter:
             counters = max((p.counters for p in self.plans), default=0)
             workspace = Workspace(floats, counters, device)
             torch.cuda.current_stream(device).synchronize()  # counters are zero before any stream may launch
-        self._calls: list[Callable[[], None]] = []
+        self._device = device
+        self._calls: list[Callable[[int], None]] = []
         for entry, tensors in steps:
             entry.bind(workspace)
-            self._calls.append(partial(entry.run, *tensors))
+            self._calls.append(partial(entry.run, *tensors, addresses(*tensors)))
 
     def __call__(self) -> None:
         """Run the op once."""
+        stream = current_stream(self._device)
         for call in self._calls:
-            call()
+            call(stream)
 
 
 def prepare_router(
@@ -358,7 +392,7 @@ def prepare_router(
         _check_out(kind, first, second, target, dtype)
         others = {k: t for k, t in (inputs | outputs).items() if t is not None and k != name}
         operand.check_overlap(name, target, others)
-        steps.append((Entry(kind, first, second, target, options), (first, second, target)))
+        steps.append((_entries.make(kind, first, second, target, options), (first, second, target)))
     if len(steps) > 1 and X is not None and W is not None:
         _check_features(X, W)
     return PreparedRouter(op, steps)

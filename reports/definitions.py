@@ -65,6 +65,7 @@ def definitions(run: Run) -> list[tuple[str, str]]:
         ("modes", "; ".join(modes)),
         ("latency", _latency(m, run.modes)),
         ("runs", _conduct(run)),
+        *_instances(run),
         ("arms", "; ".join(f"`{a}` {_ARMS.get(a, _other_arm(run, a))}" for a in run.arms) + _new(run)),
         (
             "SOTA",
@@ -198,7 +199,8 @@ def _latency(m: Manifest, modes: Sequence[str]) -> str:
     if m.timer.name == "cupti" and "eager" in modes:
         text += (
             "; tracing slows every launch on the host, so an eager op of several kernels shows wider gaps "
-            "than it has untraced (host time per call is measured untraced)"
+            "than it has untraced (host time per call is measured untraced); a group in which the host took "
+            "unusually long over such an op is measured again, a few times at most, then flagged `slow-host`"
         )
     return text
 
@@ -247,6 +249,29 @@ def _conduct(run: Run) -> str:
         f"each, every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed "
         "steps; inputs come from the row's seed and are the same for every arm"
     )
+
+
+def _instances(run: Run) -> list[tuple[str, str]]:
+    """How often what is timed is made anew, and why; nothing of runs of before that was recorded."""
+    m, said = run.manifest, []
+    if "graph" in run.modes and m.instances and m.instances > 1:
+        turns = "pass to pass" if m.form == "passes" else "group to group"
+        said.append(
+            f"in graph mode every arm is prepared and captured {m.instances} times, and these instances take "
+            f"turns from {turns}"
+        )
+    if "eager" in run.modes and m.reloads and m.timer.name != "cpu":
+        said.append(
+            "in eager mode cake's programs are loaded anew before every visit, a library's kernels once, as "
+            "in any process of a user"
+        )
+    if not said:
+        return []
+    why = (
+        "where a program lies in memory moves a time for as long as it lies there, on an H200 by 0.3 to "
+        "0.7 %, which more steps do not average out"
+    )
+    return [("instances", f"{'; '.join(said)}: {why}")]
 
 
 def _other_arm(run: Run, arm: str) -> str:

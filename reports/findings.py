@@ -203,8 +203,10 @@ def exceptions(run: Run) -> Iterable[str]:
     for name, rows in flagged.items():
         yield f"Flag `{name}` stands on {_names(rows, len(run.rows))}; a flag does not remove a time."
     repeated = sum(f.repeated_groups for f in run.facts.values())
+    slow_host = sum(f.slow_host_groups for f in run.facts.values())
     if run.facts:
-        yield f"Timed steps voided: {_voided(run)}; groups repeated after a hardware slowdown: {repeated}."
+        text = f"Timed steps voided: {_voided(run)}; groups repeated after a hardware slowdown: {repeated}"
+        yield f"{text}{f', beside a slow host: {slow_host}' if slow_host else ''}."
 
 
 def _voided(run: Run) -> str:

@@ -89,7 +89,7 @@ def warnings(run: Run) -> list[str]:
         )
     if m.finished is None:
         said.append("The run did not finish; rows without a result are counted as not measured.")
-    if m.git.get("dirty", "").lower() in ("true", "yes", "1"):
+    if m.dirty:
         said.append("The working tree had uncommitted changes.")
     if not m.git.get("commit"):
         said.append(f"The commit that ran is {definitions.NO_COMMIT}.")

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reports import compare, markdown, tables, versions
+from reports import compare, compare_tables, markdown, tables, versions
 from reports.findings import without_time
+from reports.matching import Comparison
 from reports.rows import Run, load
 from reports.tally import tally
 
@@ -26,12 +27,12 @@ _BREAKS = re.compile(r"(?<!run)(?<!/) (?!/)")
 STYLES = {"slower": "bold yellow", "head": "bold", "warning": "yellow", "file": "cyan"}
 
 
-def print_comparison(c: compare.Comparison, console: Console) -> None:
+def print_comparison(c: Comparison, console: Console) -> None:
     """Print a comparison: each run's headline, the summary side by side, and the findings."""
     console.print(f"[{STYLES['warning']}]note:[/] {_plain(compare.UNPAIRED)}", highlight=False)
     for line in compare.headlines(c):
         console.print(_plain(line), highlight=False)
-    for table in (compare.setup(c), compare.summary(c), compare.times(c)):
+    for table in (compare_tables.setup(c), compare_tables.summary(c), compare_tables.times(c)):
         wide = [i for i, column in enumerate(table.columns) if column.number]
         _print_table(table, console, wide, COMPARED_A_TABLE)
     for title, lines in compare.findings(c):

@@ -224,9 +224,12 @@ def _bits(pairs: Sequence[tuple[Row, Cell, Cell]]) -> Iterable[str]:
     other = [(r, old) for r, old in compared if not old.bits_equal]
     if other:
         yield f"The bits changed on {_where([r for r, _ in other], len(pairs))}."
-    kept = [r for r, old in other if not {"program", "partition"} & set(old.changed)]
+    kept = [r for r, old in other if old.bits_unexplained]
     if kept:
-        yield f"They must not have on {_where(kept, len(pairs))}: neither program nor partition changed."
+        yield (
+            f"They must not have on {_where(kept, len(pairs))}: neither program nor partition of the "
+            "deterministic call changed."
+        )
     lacking = len(pairs) - len(compared)
     if lacking:
         yield f"Bits were not compared on {fmt.counted(lacking, 'row')}: one of the versions gave none there."

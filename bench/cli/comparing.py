@@ -29,13 +29,14 @@ def compare_runs(
     Rows and arms that not all runs have are listed. No gate: the exit code is 0 unless a run cannot be read.
     """
     from reports import compare, terminal
+    from reports.matching import match
     from reports.rows import load
 
     console = Console(stderr=True)
     if len(run_dirs) < 2:
         refuse(console, "one run alone cannot be compared; give two or more run directories")
     with mendable(console, "interrupted; nothing was written"):
-        compared = compare.match([load(path) for path in run_dirs])
+        compared = match([load(path) for path in run_dirs])
         terminal.print_comparison(compared, console if as_json else Console())
         if out is not None:
             try:

@@ -63,7 +63,7 @@ def gate(
         base = outcomes[0]
         result = judge_runs(base.cells, base.run.manifest(), outcome.cells, outcome.run.manifest())
     else:
-        result = judge(outcome.cells, outcome.run.manifest(), problems)
+        result = judge(outcome.cells, outcome.run.manifest(), problems, str(outcome.run.path))
     report = report_of(outcome, console)
     _tell(outcome.run, result, report, junit, as_json, console)
 

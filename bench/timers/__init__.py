@@ -8,7 +8,7 @@ silence: a timer that cannot work raises :class:`TimerUnavailable`, which says w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from bench.model import TimerFacts
@@ -34,12 +34,13 @@ class StepTime:
     """One timed step. ``us`` is the op's interval, ``None`` where ``void`` says why the step has none.
 
     ``kernels`` names the op's kernels, copies and fills in order; it is empty where the timer does not see
-    them.
+    them. ``host_us`` is how long the call took on the host, where that is another time.
     """
 
     us: float | None
     void: str = ""
     kernels: tuple[str, ...] = ()
+    host_us: float | None = field(default=None, compare=False)
 
 
 class Timer(Protocol):

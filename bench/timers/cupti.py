@@ -11,8 +11,10 @@ import atexit
 import ctypes
 import gc
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -87,12 +89,15 @@ class CuptiTimer:
             self._session.discard()
             collecting = gc.isenabled()
             gc.disable()  # a collection between two kernels of an eager op would be inside its interval
+            host_ns = []
             try:
                 for _ in range(total):
                     mark(1)
                     cold()
                     synchronize()
+                    called = time.perf_counter_ns()
                     launch()
+                    host_ns.append(time.perf_counter_ns() - called)
                     synchronize()
             finally:
                 if collecting:
@@ -100,7 +105,8 @@ class CuptiTimer:
             activities = self._session.collect(total)
         found = attribute(activities, total, expected)
         self.odd_correlations += found.odd
-        return list(found.steps[untimed:])
+        steps_and_host = list(zip(found.steps, host_ns, strict=True))[untimed:]
+        return [replace(step, host_us=ns / 1e3) for step, ns in steps_and_host]
 
     def cross_check(self, launch: Callable[[], None] | None = None) -> TimerFacts:
         """Time one launch by CUPTI and by events that wait behind a delay kernel, and keep both for

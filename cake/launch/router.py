@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import OrderedDict
 from functools import cache
 from typing import Any
 
@@ -15,10 +14,11 @@ from ..plan.planner import Plan, ProgramKey
 from ..program.compiler import compile_cubin
 from ..program.registry import Program, program
 from . import driver
+from .bounded import Bounded
 
 REDUCTIONS = {"direct": 0, "ordered": 1, "atomic": 2}
 
-#: Streams that keep a workspace of their own; the least recently used one goes first.
+#: Streams that keep a workspace of their own.
 MAX_WORKSPACES = 16
 
 
@@ -99,6 +99,7 @@ class Workspace:
         self._partial = torch.empty(floats, dtype=torch.float32, device=device)
         self._counter = torch.zeros(counters, dtype=torch.int32, device=device)
         self.pointers = (self._partial.data_ptr(), self._counter.data_ptr())
+        self.used = False
         self._streams: set[int] = set()
 
     def used_on(self, stream: int) -> None:
@@ -126,43 +127,38 @@ class Workspaces:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: Bounded[Workspace] = Bounded(MAX_WORKSPACES)
 
     def get(self, floats: int, counters: int, device: torch.device, stream: int) -> Workspace:
-        """The stream's workspace, large enough for what a plan needs.
+        """The stream's workspace, large enough for what a plan needs. Not under capture.
 
-        Under capture it is a new one from the capture's pool: the graph owns its memory, and zeroes the
-        counters.
+        Two threads that find none on one stream make one each; who holds one keeps it alive.
         """
-        if torch.cuda.is_current_stream_capturing():
-            return Workspace(floats, counters, device)
         key = (device.index, stream)
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or not kept.fits(floats, counters):
-                if kept is not None:
-                    floats, counters = max(floats, kept.floats), max(counters, kept.counters)
-                kept = self._kept[key] = Workspace(floats, counters, device)
-            self._kept.move_to_end(key)
-            while len(self._kept) > MAX_WORKSPACES:
-                self._kept.popitem(last=False)
-            return kept
+        kept = self._kept.get(key)
+        if kept is None or not kept.fits(floats, counters):
+            if kept is not None:
+                floats, counters = max(floats, kept.floats), max(counters, kept.counters)
+            kept = Workspace(floats, counters, device)
+            self._kept.put(key, kept)
+        return kept
 
     def clear(self) -> None:
         """Drop all workspaces; work in flight keeps its memory until it is done."""
-        with self._lock:
-            self._kept.clear()
+        self._kept.clear()
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 WORKSPACES = Workspaces()
 
 
 class BoundPlan:
-    """A plan with its kernel and parameter block on one device, to be launched on pointers.
+    """A plan with its kernel and parameter block on one device, to be launched for any addresses.
 
-    ``workspace`` is the launch's own, or None: the current stream's. One thread at a time sets pointers and
-    launches.
+    ``workspace`` is the launch's own; None: that of the stream it is launched on, always the same one. One
+    thread at a time sets addresses and launches.
     """
 
     def __init__(
@@ -173,21 +169,32 @@ class BoundPlan:
         self._params = parameters(plan)
         pdl = pdl and torch.cuda.get_device_capability(device) >= (9, 0)
         self._launcher = driver.Launcher(kernel, plan.grid, p.threads, p.smem_bytes, self._params, pdl=pdl)
-        self._floats, self._counters = plan.partial_floats, plan.counters
+        self._counts = plan.counters > 0
+        self._shared: Workspace | None = None
         self._lock = threading.Lock()
 
-    def launch(self, a: int, b: int, out: int, stream: int) -> None:
-        """Enqueue on a raw stream of the device, which must be the current one."""
+    def launch(self, at: tuple[int, int, int], stream: int) -> None:
+        """Enqueue, for the addresses of A, B and the output, on a raw stream of the device, which must be the
+        current one.
+        """
         driver.bind_thread(self.device.index)
         with self._lock:
             params = self._params
-            params.a, params.b, params.out = a, b, out
-            if self._counters:
-                # Held until the launch is enqueued: another thread may replace the stream's.
-                space = self.workspace
-                if space is None:
-                    space = WORKSPACES.get(self._floats, self._counters, self.device, stream)
-                else:
+            params.a, params.b, params.out = at
+            if self._counts:
+                # Held until the launch is enqueued.
+                space = self._stream_space(stream) if self.workspace is None else self.workspace
+                if self.workspace is not None:
                     space.used_on(stream)
                 params.partial, params.counter = space.pointers
             self._launcher(stream)
+
+    def _stream_space(self, stream: int) -> Workspace:
+        """The stream's workspace, looked up once (0.5 us); under capture a new one from the capture's pool:
+        the graph owns its memory, and zeroes the counters.
+        """
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return Workspace(self.plan.partial_floats, self.plan.counters, self.device)
+        if self._shared is None:
+            self._shared = WORKSPACES.get(self.plan.partial_floats, self.plan.counters, self.device, stream)
+        return self._shared

@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from bench.accuracy import BUDGET, failure, measure, poison, references, relative_error, top_experts
+from bench.accuracy import (
+    BUDGET,
+    failure,
+    measure,
+    poison,
+    references,
+    relative_error,
+    top_experts,
+    worst,
+)
+from bench.model import Accuracy
 from bench.suites import Row, Shape, router_tensors
 
 ROW = Row("router", "2fwd+bwd", "eager", Shape(16, 256, 32))
@@ -20,6 +30,14 @@ def fill(t, dtype=torch.float32):
     for kind in ("fwd", "dgrad", "wgrad"):
         gemm = t.gemm(kind)
         gemm.out.copy_(gemm.a.to(dtype) @ gemm.b.to(dtype))
+
+
+def test_the_worst_of_several():
+    one = Accuracy(rel_fro=1e-7, max_abs=3.0, top8_equal=True, top8_ties=2)
+    other = Accuracy(rel_fro=2e-7, max_abs=1.0, top8_equal=False)
+    assert worst([one]) == one
+    assert worst([one, other]) == Accuracy(rel_fro=2e-7, max_abs=3.0, top8_equal=False, top8_ties=2)
+    assert math.isnan(worst([one, Accuracy(rel_fro=math.nan, max_abs=0.0)]).rel_fro)
 
 
 def test_fp32_passes_and_bf16_fails(tensors):

@@ -150,6 +150,30 @@ def test_what_changed_since_the_previous_version(old, changed):
     assert cells_of()["cake", "cake"].changed == ()
 
 
+DET = {"det_program": "p", "det_program_digest": "d", "det_partition": "k"}
+
+
+@pytest.mark.parametrize(
+    ("old", "unexplained"),
+    [
+        ({}, True),
+        ({"det": "b"}, False),
+        ({"det": None}, False),
+        # What is timed may be made otherwise: it is the deterministic call whose bits are compared.
+        ({"program": "q", "digest": "e", "partition": "l"}, True),
+        ({"det_program": "q"}, False),
+        ({"det_program_digest": "e"}, False),
+        ({"det_partition": "l"}, False),
+        # In runs of before that call's were kept, what was timed stands for them.
+        ({"det_program": None}, True),
+        ({"det_program": None, "partition": "l"}, False),
+    ],
+)
+def test_changed_bits_are_explained_by_what_the_deterministic_call_is_made_of(old, unexplained):
+    facts = {"program": "p", "digest": "d", "partition": "k", "det": "b", **DET}
+    assert previous_cell(facts | {"det": "c"} | old, facts).bits_unexplained is unexplained
+
+
 def test_bits_of_a_previous_version_are_not_those_before_and_after():
     cell = previous_cell({"bits": "1", "bits_after": "2", "det": "b"}, {"det": "b"})
     assert cell.bits_equal is True

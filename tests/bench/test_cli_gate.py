@@ -171,8 +171,10 @@ def test_an_interrupted_re_measurement_is_resumed(place, monkeypatch):
         return real(bench, row, tensors, refs, arms, progress)
 
     monkeypatch.setattr(running, "measure_row", interrupted)
-    result = invoke("gate", *measuring(place, "--ops", "fwd"))
-    assert result.exit_code == 2 and "flagged slower, not measured again" in result.stdout
+    result = invoke("gate", *measuring(place, "--ops", "fwd", "--junit", place / "junit.xml"))
+    todo = f"flagged slower, not measured again; have it done: cake-bench gate --resume {place / 'run'}"
+    assert result.exit_code == 2 and todo in result.stdout
+    assert todo in (place / "run" / "gate.md").read_text() and todo in (place / "junit.xml").read_text()
     assert f"interrupted; finished rows are kept: go on with --resume {place / 'run'}" in result.stdout
     run = open_run(place / "run")
     assert run.manifest().finished is None and run.finished() == {FWD} and not run.finished(again=True)

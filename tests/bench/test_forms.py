@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from bench.accuracy import references
 from bench.arms import Arm
 from bench.cli import app
-from bench.conduct import Bench, measure_row
+from bench.conduct import measure_row
 from bench.model import TimerFacts
 from bench.presets import in_passes, preset_for
 from bench.store import open_run
 from bench.suites import router_tensors
 from bench.timers import StepTime
+from bench.work import Bench
 
 SMOKE = ("--preset", "smoke", "--device", "cpu", "--ops", "fwd")
 

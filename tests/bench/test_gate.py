@@ -88,15 +88,28 @@ def test_a_flag_that_was_not_measured_again_could_not_be_judged():
     result = gated(measured(cake=10.3))
     assert result.exit_code == 2
     assert [(f.kind, f.reason) for f in result.findings] == [
-        ("unmeasured", "flagged slower, not measured again")
+        (
+            "unmeasured",
+            "flagged slower, not measured again; have it done: cake-bench gate --resume RUN",
+        )
     ]
+
+
+def test_a_flag_of_a_merged_run_is_measured_again_in_the_runs_it_was_made_of():
+    sources = ("run 1: router-1, here, GPU-1", "run 2: router-2, there, GPU-2")
+    m = manifest(arms=ARMS, previous={"ref": "main"}, finished="x", merged=sources)
+    [finding] = gated(measured(cake=10.3), m=m).findings
+    assert finding.reason == (
+        "flagged slower, not measured again; a merged run cannot be: cake-bench gate --resume those it was "
+        "made of (run 1: router-1, run 2: router-2), then merge again"
+    )
 
 
 def test_a_re_measurement_without_a_time_could_not_be_judged():
     broken = measured(arms={"cake_prev": arm("cake_prev", "cake", status="error", reason="gone")})
     result = gated(measured(cake=10.3), again={ROW.key: broken})
     assert result.exit_code == 2
-    assert result.findings[0].reason == "flagged slower; measured again without a ratio: gone"
+    assert result.findings[0].reason.startswith("flagged slower; measured again without a ratio: gone; have ")
 
 
 def test_faster_is_green_confirmed_or_not():
@@ -146,6 +159,9 @@ PLAN = {
     "program_digest": "d",
     "partition": "k",
     "det_bits": "x",
+    "det_program": "p_det",
+    "det_program_digest": "d_det",
+    "det_partition": "k_det",
     "calls": (CallFacts(kind="fwd", library="cake", function="f", algorithm="a raster"),),
 }
 
@@ -155,8 +171,11 @@ PLAN = {
     [
         ({}, 1),
         ({"calls": (CallFacts(kind="fwd", library="cake", function="f", algorithm="another raster"),)}, 1),
-        ({"program_digest": "e"}, 0),
-        ({"partition": "l"}, 0),
+        ({"program_digest": "e"}, 1),
+        ({"partition": "l"}, 1),
+        ({"det_program": "q"}, 0),
+        ({"det_program_digest": "e"}, 0),
+        ({"det_partition": "l"}, 0),
         ({"det_bits": "y"}, 0),
     ],
 )

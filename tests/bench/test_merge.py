@@ -129,6 +129,14 @@ def test_re_measurements_are_merged_too(tmp_path):
     assert len(run.row(ROW.key, again=True).blocks) == 2
 
 
+@pytest.mark.parametrize("states", [("no", "yes"), ("yes", "no"), ("no", "no")])
+def test_one_dirty_tree_makes_the_merged_run_dirty(tmp_path, states):
+    gits = [{"commit": "abc", "dirty": state} for state in states]
+    runs = [make(tmp_path, i, times(10.0, 20.0), git=git) for i, git in enumerate(gits, 1)]
+    made = merge(runs, tmp_path / "m", "cake-bench merge").manifest()
+    assert made.dirty is ("yes" in states) and made.git["commit"] == "abc"
+
+
 def test_passes_are_merged_as_passes(tmp_path):
     runs = [make(tmp_path, i, times(10.0, 10.5), form="passes") for i in (1, 2)]
     cells, *_ = merged(*runs, out=tmp_path / "m")
@@ -144,6 +152,7 @@ def test_passes_are_merged_as_passes(tmp_path):
         ({"git": {"commit": "def"}}, "commit is abc and def"),
         ({"device": Device(name="Other", arch="sm_90a", sms=132)}, "GPU model is"),
         ({"l2_state": "warm"}, "L2 is cold and warm"),
+        ({"instances": 5}, "instances in graph mode is None and 5"),
         (
             {"run": "run-1", "started": "2026-01-02T03:04:01+00:00", "gpu": "GPU-1"},
             "are the same run (run-1)",

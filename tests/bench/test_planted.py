@@ -13,28 +13,32 @@ from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
 
 
-def test_the_spin_makes_up_for_what_the_planted_program_takes_anyway():
-    # 2.5 ns a clock, on a line that starts at 20.1 us.
-    times = {
-        "cake": [20.0, 20.1, 19.9],
-        "short": [20.1 + 0.0025 * SHORT_SPIN],
-        "long": [20.1 + 0.0025 * LONG_SPIN],
+@pytest.mark.parametrize("hidden", [0.2, -0.1])
+@pytest.mark.parametrize("cake", [20.0, 30.0])  # as a graph 20 us; as eager calls perhaps more
+def test_the_spin_makes_up_for_what_is_hidden_of_it(cake, hidden):
+    # 2.5 ns a clock.
+    rounds = {
+        "cake": [cake, cake + 0.1, cake - 0.1],
+        "graph": [20.0],
+        "short": [20.0 - hidden + 0.0025 * SHORT_SPIN],
+        "long": [20.0 - hidden + 0.0025 * LONG_SPIN],
     }
-    found = solve(times, "cuda")
+    found = solve(rounds, "cuda")
     assert found.us_per_clock == pytest.approx(0.0025)
-    assert found.base_us == pytest.approx(20.1)
-    assert found.clocks(1) == pytest.approx(0.1 / found.us_per_clock, abs=1)
-    assert found.clocks(5) == pytest.approx(0.9 / found.us_per_clock, abs=1)
+    assert found.offset_us == pytest.approx(-hidden)
+    assert found.clocks(5) == pytest.approx((0.05 * cake + hidden) / 0.0025, abs=1)
 
 
 def test_a_planted_program_that_is_slow_enough_does_not_spin():
-    assert Calibration(20.0, 21.0, 5e-4).clocks(2) == 0
+    assert Calibration(20.0, 1.0, 5e-4).clocks(2) == 0
 
 
-@pytest.mark.parametrize("times", [{"cake": []}, {"cake": [1.0], "short": [2.0], "long": [1.9]}])
-def test_a_calibration_without_sense_is_refused(times):
+@pytest.mark.parametrize(
+    "rounds", [{"cake": []}, {"cake": [1.0], "graph": [1.0], "short": [2.0], "long": [1.9]}]
+)
+def test_a_calibration_without_sense_is_refused(rounds):
     with pytest.raises(Unsupported):
-        solve(times, "cuda")
+        solve(rounds, "cuda")
 
 
 def test_arms_with_and_without_planted_ones():

@@ -189,7 +189,7 @@ def test_the_arm_does_every_op(repo, op, mode):
     row = Row("router", op, mode, ROW.shape)
     t = router_tensors(row, "cpu")
     prepared = arms_of(module)["cake_prev"].bind(row, t)
-    for run in (prepared.run, prepared.deterministic):
+    for run in (prepared.run, prepared.deterministic().run):
         for kind in row.gemms:
             t.output(kind).fill_(float("nan"))
         run()
@@ -288,6 +288,9 @@ def test_a_run_with_a_previous_version(repo, small, monkeypatch):
     facts = {a.arm: a for a in open_run(small["out"]).row(manifest.rows[0]).arms}
     assert facts["cake"].det_bits == facts["cake_prev"].det_bits and len(facts["cake"].det_bits) == 64
     assert facts["cake_det"].det_bits is None
+    det = (facts["cake"].det_program, facts["cake"].det_program_digest, facts["cake"].det_partition)
+    assert det == (facts["cake_det"].program, facts["cake_det"].program_digest, facts["cake_det"].partition)
+    assert all(det)
 
     # It is resumed with the commit, though the branch has moved on.
     next(open_run(small["out"]).rows_path.glob("*.json")).unlink()
@@ -345,7 +348,7 @@ def test_two_versions_on_a_gpu(mode):
     t = router_tensors(row, "cuda")
     outputs = []
     for arm in (arms_of(load_copy().module)[n] for n in ("cake", "cake_prev")):
-        arm.bind(row, t).deterministic()
+        arm.bind(row, t).deterministic().run()
         torch.cuda.synchronize()
         outputs.append([t.output(k).clone() for k in ("fwd", "dgrad", "wgrad")])
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))

@@ -13,16 +13,18 @@ from bench_builders import ROW, library
 from rich.console import Console
 
 from bench import conduct as conducting
+from bench import groups as grouping
 from bench.accuracy import references
 from bench.arms import Arm, Prepared, cake_arms, library_arms
-from bench.conduct import Bench, ContextLost, Work, measure_row
-from bench.model import Cells, ClockReading, Manifest, Picks, TimerFacts
+from bench.conduct import measure_row
+from bench.model import Cells, ClockReading, Manifest, Picks, Sample, TimerFacts
 from bench.presets import preset_for
 from bench.run import _ended, conduct
 from bench.session import Options, RunRefused
 from bench.store import StoreError, open_run
 from bench.suites import Row, router_tensors
 from bench.timers import StepTime
+from bench.work import Bench, ContextLost, Work
 
 SMOKE = preset_for("smoke", "cpu")
 
@@ -135,7 +137,7 @@ def test_samples_positions_and_accuracy():
     # 3 groups are rounded up to two rotations of two arms.
     assert facts.positions == {"a": (2, 2), "b": (2, 2)}
     assert len(samples) == 2 * 4 * SMOKE.steps
-    assert set(samples.columns) == {"arm", "group", "position", "step", "us", "void"}
+    assert set(samples.columns) == set(Sample._fields)
     assert samples.us.notna().all() and not samples.void.any()
     assert arms["a"].accuracy_before == arms["a"].accuracy_after
     assert facts.repeated_groups == 0 and len(facts.clocks) == 8
@@ -201,13 +203,69 @@ def test_a_hot_group_is_repeated_and_then_stands():
 
 def test_heat_that_stays_is_flagged_and_keeps_its_time():
     arms, samples, facts = measured(Arm("a", right()), clocks=FakeClocks(lambda count: ("hw_thermal",)))
-    assert facts.repeated_groups == conducting.REPEATS * SMOKE.groups
+    assert facts.repeated_groups == grouping.REPEATS * SMOKE.groups
     assert arms["a"].flags == ("thermal",) and arms["a"].status == "ok" and samples.us.notna().all()
 
 
 def test_the_power_cap_is_a_label_without_repeats():
     arms, _, facts = measured(Arm("a", right()), clocks=FakeClocks(lambda count: ("sw_power_cap",)))
     assert facts.repeated_groups == 0 and arms["a"].flags == ("power-cap",)
+
+
+def host_timer(host_us, kernels=("one", "two")):
+    """Every step takes 10 us on the device, and on the host what ``host_us`` says for the visit's number."""
+    timer = FakeTimer(kernels)
+    visits = iter(range(10**6))
+
+    def visit(launch, *, steps, **_):
+        launch()
+        host = host_us(next(visits))
+        return [StepTime(10.0, "", kernels, host)] * steps
+
+    timer.visit = visit
+    return timer
+
+
+def of_group(number):
+    """The visit that is this group's, of one arm: one visit before showed its kernels."""
+    return number + 1
+
+
+def test_a_group_beside_a_slow_host_is_measured_again_after_the_others():
+    timer = host_timer(lambda visit: 9.0 + 3 * (visit == of_group(1)))
+    arms, samples, facts = measured(Arm("a", right()), timer=timer)
+    assert facts.slow_host_groups == 1 and arms["a"].flags == ()
+    assert len(samples) == SMOKE.groups * SMOKE.steps and (samples.host_us == 9.0).all()
+    assert list(samples.group) == sorted(samples.group)
+
+
+def test_in_a_group_measured_again_a_visit_is_made_until_the_host_is_fast():
+    again = of_group(SMOKE.groups)
+    timer = host_timer(lambda visit: 9.0 + 3 * (visit in (of_group(1), again, again + 1)))
+    arms, samples, facts = measured(Arm("a", right()), timer=timer)
+    assert facts.slow_host_groups == 1 and arms["a"].flags == ()
+    assert (samples.host_us == 9.0).all()
+
+
+def test_a_host_that_stays_slow_is_flagged_and_the_times_are_kept():
+    always = (of_group(1), *range(of_group(SMOKE.groups), 100))
+    arms, samples, facts = measured(
+        Arm("a", right()), timer=host_timer(lambda visit: 9.0 + 3 * (visit in always))
+    )
+    assert facts.slow_host_groups == grouping.HOST_ROUNDS
+    assert arms["a"].flags == ("slow-host",) and samples.us.notna().all()
+
+
+@pytest.mark.parametrize(
+    ("slow", "kernels", "mode"),
+    [(12.0, ("one",), "eager"), (4.9, ("one", "two"), "eager"), (12.0, ("one", "two"), "graph")],
+    ids=["one kernel", "too short to show", "a graph"],
+)
+def test_where_the_host_cannot_show_its_speed_is_no_matter(slow, kernels, mode, monkeypatch):
+    monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
+    timer = host_timer(lambda visit: slow if visit == of_group(1) else slow / 2, kernels)
+    arms, _, facts = measured(Arm("a", right()), row=replace(ROW, mode=mode), timer=timer)
+    assert (facts.slow_host_groups, arms["a"].flags) == (0, ())
 
 
 def test_voided_steps_are_counted():
@@ -250,8 +308,35 @@ def test_instances_of_a_graph_take_turns(monkeypatch):
     row = replace(ROW, mode="graph")
     arms, _, _ = measured(Arm("a", prepare), row=row, preset=replace(SMOKE, groups=7, steps=1, untimed=0))
     assert arms["a"].status == "ok" and len(made) == conducting.INSTANCES
-    # Accuracy is taken of the first before and of the last after timing.
-    assert replayed[0] == 0 and replayed[-8:] == [0, 1, 2, 3, 4, 0, 1, 4]
+    # Accuracy is taken of all of them, before and after timing.
+    assert replayed[:5] == [4, 3, 2, 1, 0]
+    assert replayed[-12:] == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("bad", range(conducting.INSTANCES))
+@pytest.mark.parametrize("late", [False, True])
+def test_every_instance_of_a_graph_must_be_accurate(monkeypatch, bad, late):
+    made = []
+
+    def prepare(row, t):
+        made.append(len(made))
+        if made[-1] != bad:
+            return right()(row, t)
+        good, count = right()(row, t), []
+
+        def run():
+            count.append(1)
+            # Each is run once before timing, and the first once more for its kernels.
+            (good if late and len(count) == 1 else wrong(row, t))()
+
+        return run
+
+    monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
+    row = replace(ROW, mode="graph")
+    arms, samples, _ = measured(Arm("a", prepare), row=row, preset=replace(SMOKE, groups=7))
+    assert arms["a"].status == "inaccurate" and samples.empty is not late
+    assert arms["a"].accuracy_before.rel_fro < 1e-5 if late else arms["a"].accuracy_after is None
+    assert arms["a"].reason.startswith("after timing: ") is late
 
 
 def test_programs_are_reloaded_before_every_visit():
@@ -336,7 +421,7 @@ def test_a_lost_context_ends_the_run(monkeypatch):
     def gone(bench):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(conducting, "_synchronize", gone)
+    monkeypatch.setattr(Bench, "synchronize", gone)
     with pytest.raises(
         ContextLost, match=f"arm bad on {ROW.key} broke the CUDA context .* finished rows are"
     ):
@@ -371,6 +456,8 @@ def test_a_whole_run(small, no_host_times):
     assert outcome.exit_code == 0 and outcome.problems == ()
     run = open_run(small.out)
     manifest = run.manifest()
+    # SMOKE has fewer groups than there are instances.
+    assert (manifest.instances, manifest.reloads) == (SMOKE.groups, True)
     assert len(manifest.rows) == 4 and run.finished() == set(manifest.rows)
     assert manifest.finished and manifest.flags == ("warm",) and manifest.timer.name == "cpu"
     assert "note: 90 of the 90 rows of the full suite are left out" in text

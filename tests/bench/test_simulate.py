@@ -12,10 +12,11 @@ from test_run import FakeClocks
 
 from bench.accuracy import references
 from bench.arms import Arm
-from bench.conduct import Bench, measure_row
+from bench.conduct import measure_row
 from bench.presets import preset_for
 from bench.simulate import TICK_US, Machine, Noise, SimulatedRow, SimulatedTimer, router_suite, simulate
 from bench.suites import router_tensors
+from bench.work import Bench
 
 QUIET = Noise(
     step=0.0, visit=0.0, group=0.0, drift=0.0, position=0.0, first=(), outliers=0.0, throttled=0.0, odd=0.0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import cake
 from cake import planted
 from cake.plan import plan
 from cake.plan.planner import COUNTERS
@@ -25,3 +26,32 @@ def test_only_a_gpu_can_be_slowed_down():
     tensors = inputs(8, 8, 8, "cpu")
     with pytest.raises(ValueError, match="GPU programs only; the tensors are on cpu"):
         planted.prepare("bwd", spin=10, **tensors)
+
+
+def test_eager_calls_find_the_launches_of_their_own_cache():
+    tensors = inputs(8, 8, 8, "cpu")
+    cake.clear_caches()
+    slow = planted.Eager(lambda: cake.router_forward(tensors["X"], tensors["W"]), "fwd", 10)
+    with pytest.raises(ValueError, match="GPU programs only; the tensors are on cpu"):
+        slow()
+    cake.router_forward(tensors["X"], tensors["W"])
+    with pytest.raises(ValueError, match="GPU programs only"):
+        slow()  # what the plain cache has is not its own
+    assert len(cake.router._entries) == 1
+
+
+@pytest.mark.parametrize("spin", [-1, 2**31, 1.5])
+def test_a_spin_is_a_number_of_clocks(spin):
+    with pytest.raises(ValueError, match="clocks"):
+        planted.Eager(lambda: None, "fwd", spin)
+
+
+def test_a_call_that_fails_leaves_the_plain_cache_in_place():
+    entries = cake.router._entries
+
+    def fails():
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        planted.Eager(fails, "fwd", 1)()
+    assert cake.router._entries is entries

@@ -253,7 +253,7 @@ def test_entries_in_use_outlive_idle_ones(monkeypatch):
     call("fwd", calls[3])  # passes over all three, then drops the oldest
     call("fwd", calls[1])
     call("fwd", calls[4])
-    kept = {key[1][0][0] for key in router._entries._kept}
+    kept = {entry.problem.m for entry in router._entries._kept.values()}
     assert kept == {2, 4, 5}
 
 

@@ -9,17 +9,27 @@ import torch
 
 import cake
 from cake.launch import router
-from cake.launch.router import Workspace, Workspaces
-from cake.plan import DeviceSpec, ProgramKey
+from cake.launch.router import BoundPlan, Workspace, Workspaces
+from cake.plan import DeviceSpec, ProgramKey, plan
+from cake.program.registry import program
+from tests.cake.test_planner import problem
 
 CPU = torch.device("cpu", 0)
 
 
-@pytest.fixture(autouse=True)
-def no_capture(monkeypatch):
-    state = SimpleNamespace(capturing=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+@pytest.fixture
+def capturing(monkeypatch):
+    state = SimpleNamespace(now=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: state.now, raising=False)
     return state
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    monkeypatch.setattr(router, "_kernel", lambda key, index: (program(key), None))
+    monkeypatch.setattr(router.driver, "Launcher", lambda *a, **k: None)
+    monkeypatch.setattr(router, "WORKSPACES", Workspaces())
+    return BoundPlan(plan(problem("fwd", 64, 256, 4096), "sm80"), CPU, pdl=False)
 
 
 def test_one_a_stream_and_it_grows_to_the_largest_need():
@@ -35,22 +45,28 @@ def test_one_a_stream_and_it_grows_to_the_largest_need():
 def test_bounded_and_cleared(monkeypatch):
     monkeypatch.setattr(router, "MAX_WORKSPACES", 2)
     spaces = Workspaces()
-    first = spaces.get(1, 2, CPU, 1)
-    spaces.get(1, 2, CPU, 2)
-    assert spaces.get(1, 2, CPU, 1) is first
-    spaces.get(1, 2, CPU, 3)  # stream 2 was used longest ago
-    assert spaces.get(1, 2, CPU, 1) is first
+    kept = [spaces.get(1, 2, CPU, stream) for stream in range(1, 6)]
+    assert len(spaces) == 2
+    assert spaces.get(1, 2, CPU, 5) is kept[4]
     spaces.clear()
-    assert spaces.get(1, 2, CPU, 1) is not first
+    assert len(spaces) == 0
+    assert spaces.get(1, 2, CPU, 5) is not kept[4]
 
 
-def test_a_capture_gets_one_of_its_own_every_time(no_capture):
-    spaces = Workspaces()
-    kept = spaces.get(1, 2, CPU, 1)
-    no_capture.capturing = True
-    assert len({id(x) for x in [kept, *(spaces.get(1, 2, CPU, 1) for _ in range(2))]}) == 3
-    no_capture.capturing = False
-    assert spaces.get(1, 2, CPU, 1) is kept
+def test_a_launch_keeps_its_stream_s_workspace_and_a_capture_gets_one_of_its_own(capturing, bound):
+    kept = bound._stream_space(1)
+    assert bound._stream_space(1) is kept
+    capturing.now = True
+    assert len({id(x) for x in [kept, *(bound._stream_space(1) for _ in range(2))]}) == 3
+    capturing.now = False
+    assert bound._stream_space(1) is kept
+
+
+def test_what_a_capture_got_is_not_kept_where_it_came_first(capturing, bound):
+    capturing.now = True
+    own = bound._stream_space(1)
+    capturing.now = False
+    assert bound._stream_space(1) is not own
 
 
 def test_the_allocator_is_told_of_every_stream_once(monkeypatch):

@@ -254,6 +254,8 @@ H200 = {
     "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": "no"},
     "spread": 0.004,
     "untimed": 2,
+    "instances": 5,
+    "reloads": True,
     "workspace_bytes": 32 * 2**20,
     "host_us": {
         "cake": 7.1,

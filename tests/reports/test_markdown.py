@@ -8,7 +8,7 @@ import pytest
 
 from bench.statistics import JUDGEMENT
 from bench.store import open_run
-from reports import markdown, write_report
+from reports import definitions, markdown, write_report
 from reports.rows import group, load
 
 GOLDEN = Path(__file__).with_name("golden_small.md")
@@ -173,6 +173,30 @@ def test_definitions_follow_the_manifest(small_dir, cpu_dir):
         "verdict",
     ):
         assert f"- **{word}**: " in small
+
+
+def test_what_is_made_anew_is_said_where_it_was_recorded(h200_dir, cpu_dir):
+    def said(run_dir, **changes):
+        run = load(run_dir)
+        changed = replace(run, manifest=run.manifest.model_copy(update=changes))
+        return dict(definitions.definitions(changed)).get("instances", "")
+
+    both = said(h200_dir)
+    assert both.startswith(
+        "in graph mode every arm is prepared and captured 5 times, and these instances take "
+    )
+    assert "; in eager mode cake's programs are loaded anew before every visit, a library's kernels " in both
+    assert both.endswith("on an H200 by 0.3 to 0.7 %, which more steps do not average out")
+    assert "in eager mode" not in said(h200_dir, reloads=False)
+    assert said(h200_dir, instances=1).startswith("in eager mode")
+    assert "from pass to pass" in said(h200_dir, form="passes")
+    assert said(h200_dir, instances=None, reloads=None) == ""
+    assert said(cpu_dir, instances=5, reloads=True) == ""  # a CPU has no programs to load
+
+
+def test_a_dirty_tree_is_said(h200_dir, cpu_dir):
+    words = "The working tree had uncommitted changes."
+    assert words in markdown.warnings(load(cpu_dir)) and words not in markdown.warnings(load(h200_dir))
 
 
 def test_a_warm_view_says_so_everywhere(warm_dir, small_dir):

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.run import write_cells
 from bench.store import open_run
 from reports import compare, write_report
+from reports.matching import match
 from reports.rows import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,13 +23,14 @@ from pathlib import Path
 from bench.run import write_cells
 from bench.store import open_run
 from reports import compare, write_report
+from reports.matching import match
 from reports.rows import load
 time.tzset()
 runs = [Path(name) for name in sys.argv[1:]]
 for run in runs:
     write_cells(open_run(run))
     write_report(run)
-Path("comparison.md").write_bytes(compare.document(compare.match([load(r) for r in runs[-2:]])).encode())
+Path("comparison.md").write_bytes(compare.document(match([load(r) for r in runs[-2:]])).encode())
 """
 
 
@@ -46,9 +48,7 @@ def test_a_copy_renders_the_same_bytes(request, tmp_path):
             stale.unlink()
         write_cells(open_run(run))
         write_report(run)
-    (here / "comparison.md").write_bytes(
-        compare.document(compare.match([load(p) for p in paths[-2:]])).encode()
-    )
+    (here / "comparison.md").write_bytes(compare.document(match([load(p) for p in paths[-2:]])).encode())
     shutil.copytree(here, there)
     for path in there.rglob("*.md"):
         path.unlink()
