@@ -155,7 +155,7 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
             used |= dict.fromkeys(_eager_functions(row.op), ("out", "deterministic"))
         if lacking := lacks(package, used):
             raise Unsupported(lacking)
-        drop_programs(package)  # every instance has its programs at another place: see conduct.INSTANCES
+        drop_programs(package)  # every instance has its programs at another place: see conduct._instance
         try:
             prepared = _bind_cake(package, row, t, deterministic)
         except (TypeError, ValueError) as e:

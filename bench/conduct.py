@@ -28,18 +28,6 @@ from bench.suites import Row, Tensors
 from bench.timers import Timer
 from bench.work import Bench, Work, guard
 
-#: How many times an arm is prepared and captured in graph mode; the instances take turns from group to group.
-#: Where an instance's code, workspace and graph lie in memory moves its time for its whole life: on an H200
-#: the same program, loaded 8 times, scatters by 0.1 to 0.3 % where an op is one kernel and by 0.3 to 0.7 %
-#: (at most 1.3 %) where it is several. No number of steps averages that out, and a control that shares the
-#: code cannot show it. In eager mode cake's programs are loaded anew for every visit instead.
-INSTANCES = 5
-
-
-def instances(bench: Bench) -> int:
-    """How many times an arm is prepared and captured in graph mode; no more than can take turns."""
-    return min(INSTANCES, bench.preset.groups) if bench.timer else 1
-
 
 def measure_row(
     bench: Bench,
@@ -89,22 +77,33 @@ def measure_row(
 def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: Work) -> None:
     accuracy.poison(row, tensors)
     work.prepared = work.arm.bind(row, tensors)
-    launches = [work.prepared.run]
+    work.launches = [work.prepared.run]
     if row.mode == "graph":
-        again = (work.arm.bind(row, tensors) for _ in range(instances(bench) - 1))
-        launches = [capture(prepared.run).replay for prepared in (work.prepared, *again)]
-    # The first instance comes last, so that the bits before timing are its, and those after the last one's.
-    work.before = _errors(bench, row, tensors, refs, launches[::-1])
+        work.launches = [capture(work.prepared.run).replay]
+        work.another = partial(_instance, row, tensors, work.arm)
+    work.before = _errors(bench, row, tensors, refs, work.launches)
     if work.hashed:
         work.bits = _bits(row, tensors)
     if missed := accuracy.failure(work.before, bench.budget):
         work.fail("inaccurate", missed)
         return
-    work.launches = launches
     if work.prepared.deterministic is not None:
         _call_deterministic(bench, row, tensors, work, work.prepared.deterministic)
     if bench.timer is not None:
-        work.kernels = _kernels_of(bench.timer, bench, launches[0])
+        work.kernels = _kernels_of(bench.timer, bench, work.launches[0])
+
+
+def _instance(row: Row, tensors: Tensors, arm: Arm) -> Callable[[], None]:
+    """One more instance of an arm in graph mode: prepared, loaded and captured anew.
+
+    Where an instance's code, workspace and graph lie in memory moves its time for its whole life: on an H200
+    the same program, loaded 8 times, scatters by 0.1 to 0.3 % where an op is one kernel and by 0.3 to 0.7 %
+    (at most 1.3 %) where it is several. No number of steps averages that out, and a control that shares the
+    code cannot show it; so every group has its own. In eager mode cake's programs are loaded anew for every
+    visit instead.
+    """
+    replay: Callable[[], None] = capture(arm.bind(row, tensors).run).replay
+    return replay
 
 
 def _errors(

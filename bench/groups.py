@@ -1,5 +1,5 @@
 """The groups of a row: every arm visited once in each, in rotated order; groups disturbed by the GPU's clocks
-or by a slow host are measured again.
+or by a slow host are measured again, and more are made where cake's intervals stay wide.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.arms import CAKE
 from bench.model import ClockReading, Sample
 from bench.schedule import passes, rotation
+from bench.statistics import Array, wide
 from bench.suites import Row
 from bench.timers import Timer
 from bench.work import Bench, Work, guard
@@ -49,26 +51,25 @@ class Timing:
 
 
 def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callable[[float], None]) -> Timing:
-    """All groups of a row; those beside a slow host again, after all others."""
+    """All groups of a row. ``progress`` is told parts of the preset's groups, adding up to 1."""
     if bench.timer is None or not works:
         progress(1.0)
         return Timing([])
     by_name = {w.arm.name: w for w in works}
     ordered = passes if bench.preset.form == "passes" else rotation
-    timing = Timing(ordered(list(by_name), bench.preset.groups))
-    groups: list[Group] = []
-    for group in range(len(timing.orders)):
-        groups.append(_one_cool_group(bench, bench.timer, row, group, timing, by_name))
-        progress(1 / len(timing.orders))
     # Between the kernels of one launch the host has no time.
     watched = [w.arm.name for w in works if row.mode == "eager" and len(w.kernels) > 1]
-    for _ in range(HOST_ROUNDS):
-        usual = usual_host(groups, watched)
-        slow = [i for i, group in enumerate(groups) if slow_host(group, usual)]
-        timing.slow_host += len(slow)
-        for i in slow:
-            again = _one_cool_group(bench, bench.timer, row, i, timing, by_name, usual)
-            groups[i] = {name: again.get(name, steps) for name, steps in groups[i].items()}
+    timing, groups = Timing([]), list[Group]()
+    for times in range(1, bench.preset.at_most + 1):
+        timing.orders = ordered(list(by_name), times * bench.preset.groups)
+        more = range(len(groups), len(timing.orders))
+        for group in more:
+            groups.append(_one_cool_group(bench, bench.timer, row, group, timing, by_name))
+            progress(1 / len(more) if times == 1 else 0.0)
+        _again_beside_slow_host(bench, bench.timer, row, groups, timing, by_name, watched)
+        own = [w.arm.name for w in works if w.arm.kind == "cake" and w.alive]
+        if not wide({name: _times(name, groups) for name in own}, CAKE):
+            break
     usual = usual_host(groups, watched)
     beside = Counter(name for group in groups for name in slow_host(group, usual))
     for name, work in by_name.items():
@@ -77,6 +78,30 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
         if beside[name] > SLOW_SHARE * len(groups):
             work.flag("slow-host")
     return timing
+
+
+def _times(name: str, groups: Sequence[Group]) -> Array:
+    """``[groups, steps]`` of an arm, NaN where a step has no time."""
+    return np.array([[np.nan if s.us is None else s.us for s in group[name]] for group in groups])
+
+
+def _again_beside_slow_host(
+    bench: Bench,
+    timer: Timer,
+    row: Row,
+    groups: list[Group],
+    timing: Timing,
+    works: dict[str, Work],
+    watched: Sequence[str],
+) -> None:
+    """Measure the groups again in which the host was slow for one of the arms watched."""
+    for _ in range(HOST_ROUNDS):
+        usual = usual_host(groups, watched)
+        slow = [i for i, group in enumerate(groups) if slow_host(group, usual)]
+        timing.slow_host += len(slow)
+        for i in slow:
+            again = _one_cool_group(bench, timer, row, i, timing, works, usual)
+            groups[i] = {name: again.get(name, steps) for name, steps in groups[i].items()}
 
 
 def usual_host(groups: Sequence[Group], arms: Sequence[str]) -> dict[str, float]:
@@ -169,7 +194,7 @@ def _visit(
     bench: Bench, timer: Timer, work: Work, group: int, position: int, first_step: int
 ) -> list[Sample]:
     times = timer.visit(
-        work.launches[group % len(work.launches)],
+        work.launch(group),
         cold=bench.cold,
         untimed=bench.preset.untimed,
         steps=bench.preset.steps,

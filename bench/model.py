@@ -227,9 +227,10 @@ class TimerFacts(_Model):
 class Manifest(_Model):
     """What ran, where and how. Written when a run starts; ``finished`` is filled in when it ends.
 
-    ``instances``: how many times each arm was prepared and captured in graph mode; ``reloads``: whether
-    cake's programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was
-    recorded. ``merged`` describes the runs that a merged one is made of, one line each.
+    ``groups`` are those asked for; a row has up to ``at_most`` times as many. ``instances``: how many times
+    each arm was prepared and captured in graph mode, 0: anew for every group; ``reloads``: whether cake's
+    programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was recorded.
+    ``merged`` describes the runs that a merged one is made of, one line each.
     """
 
     schema_version: int = SCHEMA
@@ -251,6 +252,7 @@ class Manifest(_Model):
     groups: int
     steps: int
     untimed: int
+    at_most: int = 1
     instances: int | None = None
     reloads: bool | None = None
     timer: TimerFacts

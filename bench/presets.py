@@ -15,7 +15,8 @@ from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, router_rows
 class Preset:
     """Rows (shapes x ops x modes) and the samples of each: ``groups`` (rounded up to whole rotations of the
     arms) x ``steps`` timed steps, ``untimed`` steps before them at each visit; ``search_steps`` time one
-    library candidate. In form ``passes``, ``groups`` counts passes, each of two visits of an arm.
+    library candidate. A row has at most ``at_most`` times as many groups: more than once as many where
+    cake's intervals stay wide. In form ``passes``, ``groups`` counts passes, each of two visits of an arm.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Preset:
     steps: int
     untimed: int
     search_steps: int
+    at_most: int = 1
     form: Literal["groups", "passes"] = "groups"
 
     def rows(self) -> list[Row]:
@@ -37,7 +39,9 @@ _OPS = tuple(OPS)
 # Two untimed steps: on an H200 the first step of a visit reads 0.8 % high, the second 0.5 %, from the third
 # on it is flat.
 GPU_PRESETS = {
-    "full": Preset("full", ROUTER_SHAPES, _OPS, MODES, groups=15, steps=20, untimed=2, search_steps=10),
+    "full": Preset(
+        "full", ROUTER_SHAPES, _OPS, MODES, groups=15, steps=20, untimed=2, search_steps=10, at_most=4
+    ),
     "quick": Preset(
         "quick",
         tuple(Shape(T, 4096) for T in (64, 256, 1024)),
@@ -99,7 +103,7 @@ def in_passes(preset: Preset, count: int | None = None) -> Preset:
     count = PASSES if count is None else count
     if count < 3:
         raise ValueError(f"passes is {count}; needs 3 or more, since the interval is over passes")
-    return replace(preset, form="passes", groups=count, steps=min(preset.steps, PASS_STEPS))
+    return replace(preset, form="passes", groups=count, steps=min(preset.steps, PASS_STEPS), at_most=1)
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:

@@ -152,7 +152,7 @@ class Selftest(_Model):
 
 
 def simulated(
-    runs: int, seed: int = 0, instances: int = 1, rows: Sequence[str] = ()
+    runs: int, seed: int = 0, instances: int | None = None, rows: Sequence[str] = ()
 ) -> Iterator[Observation]:
     """Simulated runs of the router suite, or of its rows of these patterns."""
     suite = [r for r in router_suite() if not rows or any(fnmatchcase(r.key, pattern) for pattern in rows)]

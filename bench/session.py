@@ -19,7 +19,6 @@ from bench import environment
 from bench.accuracy import BUDGET
 from bench.arms import Arm, cake_arms, library_arms, load_arms
 from bench.clocks import Clocks, hard_slowdown, power_capped
-from bench.conduct import instances
 from bench.l2 import L2
 from bench.model import Flag, L2Proof, Manifest, Picks, TimerFacts
 from bench.presets import Preset, in_passes, left_out, preset_for
@@ -236,7 +235,8 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         groups=bench.preset.groups,
         steps=bench.preset.steps,
         untimed=bench.preset.untimed,
-        instances=instances(bench),
+        at_most=bench.preset.at_most,
+        instances=0 if bench.timer else 1,
         reloads=bench.timer is not None,
         # Counted when the run ends.
         timer=facts.model_copy(update={"dropped_records": 0, "odd_correlations": 0}),

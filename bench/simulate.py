@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.model import TimerFacts
 from bench.schedule import rotation
-from bench.statistics import Array
+from bench.statistics import Array, wide
 from bench.suites import Row, router_rows
 from bench.timers import StepTime
 
@@ -203,15 +203,19 @@ def simulate(
     groups: int = 15,
     steps: int = 20,
     untimed: int = 2,
-    instances: int = 1,
+    instances: int | None = None,
+    at_most: int = 1,
 ) -> dict[str, Array]:
     """The samples ``[groups, steps]`` of arms that take ``factor`` times the row's time, visited in rotation.
 
-    Each arm has so many ``instances``, which take turns from group to group.
+    Each arm has an instance of its own for every group, or so many ``instances`` that take turns. There are
+    up to ``at_most`` times as many groups while intervals over the first arm are wide.
     """
-    orders = rotation(list(factors), groups)
+    orders = rotation(list(factors), groups * at_most)
+    asked = len(rotation(list(factors), groups))
     machine = Machine(row.noise, seed, len(orders), len(factors))
     timer = SimulatedTimer(machine)
+    instances = instances or len(orders)
     times = {
         name: [row.us * factor * machine.instance() for _ in range(instances)]
         for name, factor in factors.items()
@@ -225,15 +229,23 @@ def simulate(
 
             visited = timer.visit(launch, cold=_nothing, untimed=untimed, steps=steps)
             samples[name][group] = [step.us for step in visited]
-    return samples
+        done = group + 1
+        if done % asked == 0 and not wide({n: s[:done] for n, s in samples.items()}, next(iter(factors))):
+            break
+    return {name: s[:done] for name, s in samples.items()}
 
 
 def simulate_run(
-    rows: Sequence[SimulatedRow], factors: Mapping[str, float], run: int, seed: int = 0, instances: int = 1
+    rows: Sequence[SimulatedRow],
+    factors: Mapping[str, float],
+    run: int,
+    seed: int = 0,
+    instances: int | None = None,
+    at_most: int = 4,
 ) -> Iterator[tuple[SimulatedRow, dict[str, Array]]]:
     """Every row of one run, each with the samples of its arms."""
     for number, row in enumerate(rows):
-        yield row, simulate(row, factors, (seed, run, number), instances=instances)
+        yield row, simulate(row, factors, (seed, run, number), instances=instances, at_most=at_most)
 
 
 def _nothing() -> None:

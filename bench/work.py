@@ -56,8 +56,9 @@ class Work:
     status: Status = "ok"
     reason: str = ""
     prepared: Prepared | None = None
-    #: Its instances, each of which does the op.
+    #: Its instances, each of which does the op, and how another one is made (in graph mode).
     launches: list[Callable[[], None]] = field(default_factory=list)
+    another: Callable[[], Callable[[], None]] | None = None
     kernels: tuple[str, ...] = ()
     before: Accuracy | None = None
     after: Accuracy | None = None
@@ -75,6 +76,14 @@ class Work:
     def fail(self, status: Status, reason: str) -> None:
         """Give up on the arm: it keeps its reason, and nothing more is run of it."""
         self.status, self.reason, self.launches = status, reason, []
+
+    def launch(self, group: int) -> Callable[[], None]:
+        """The instance of a group: in graph mode one of its own, made when it is first asked for."""
+        if self.another is None:
+            return self.launches[0]
+        while len(self.launches) <= group:
+            self.launches.append(self.another())
+        return self.launches[group]
 
     def flag(self, flag: Flag) -> None:
         """Put a flag beside the arm's times."""

@@ -244,9 +244,10 @@ def _conduct(run: Run) -> str:
             f"{m.untimed} untimed and {m.steps} timed steps a visit; inputs come from the row's seed and are "
             "the same for every arm"
         )
+    more = f", and up to {m.at_most} times as many while cake's intervals are wide" * (m.at_most > 1)
     return (
-        f"per row {_groups(run)} ({m.groups} asked for{each}, made whole rotations of the row's arms); in "
-        f"each, every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed "
+        f"per row {_groups(run)} ({m.groups} asked for{each}, made whole rotations of the row's arms{more}); "
+        f"in each, every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed "
         "steps; inputs come from the row's seed and are the same for every arm"
     )
 
@@ -254,8 +255,11 @@ def _conduct(run: Run) -> str:
 def _instances(run: Run) -> list[tuple[str, str]]:
     """How often what is timed is made anew, and why; nothing of runs of before that was recorded."""
     m, said = run.manifest, []
+    word = "pass" if m.form == "passes" else "group"
+    if "graph" in run.modes and m.instances == 0:
+        said.append(f"in graph mode every arm is prepared, loaded and captured anew for every {word}")
     if "graph" in run.modes and m.instances and m.instances > 1:
-        turns = "pass to pass" if m.form == "passes" else "group to group"
+        turns = f"{word} to {word}"
         said.append(
             f"in graph mode every arm is prepared and captured {m.instances} times, and these instances take "
             f"turns from {turns}"

@@ -67,9 +67,7 @@ def selftest(
     where = out or resume or (given[0] if summary else _default())
     with mendable(console, "interrupted; nothing was changed"):
         if simulate:
-            from bench.conduct import INSTANCES
-
-            found = summarise(simulated(runs, instances=INSTANCES, rows=patterns), simulated=True)
+            found = summarise(simulated(runs, rows=patterns), simulated=True)
         else:
             if not summary:
                 options = Options(

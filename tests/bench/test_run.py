@@ -291,7 +291,7 @@ def test_many_voided_steps_are_told_in_the_reason(every, told):
         assert arms["a"].reason.endswith("because: no records")
 
 
-def test_instances_of_a_graph_take_turns(monkeypatch):
+def test_every_group_of_a_graph_has_an_instance_of_its_own(monkeypatch):
     replayed, made = [], []
 
     def prepare(row, t):
@@ -307,14 +307,12 @@ def test_instances_of_a_graph_take_turns(monkeypatch):
     monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
     row = replace(ROW, mode="graph")
     arms, _, _ = measured(Arm("a", prepare), row=row, preset=replace(SMOKE, groups=7, steps=1, untimed=0))
-    assert arms["a"].status == "ok" and len(made) == conducting.INSTANCES
-    # Accuracy is taken of all of them, before and after timing.
-    assert replayed[:5] == [4, 3, 2, 1, 0]
-    assert replayed[-12:] == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
+    assert arms["a"].status == "ok" and len(made) == 7
+    assert replayed[-14:-7] == [0, 1, 2, 3, 4, 5, 6]
+    assert replayed[-7:] == [0, 1, 2, 3, 4, 5, 6]  # each must be accurate after timing
 
 
-@pytest.mark.parametrize("bad", range(conducting.INSTANCES))
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("bad", "late"), [(0, False), (0, True), (3, True), (6, True)])
 def test_every_instance_of_a_graph_must_be_accurate(monkeypatch, bad, late):
     made = []
 
@@ -326,8 +324,7 @@ def test_every_instance_of_a_graph_must_be_accurate(monkeypatch, bad, late):
 
         def run():
             count.append(1)
-            # Each is run once before timing, and the first once more for its kernels.
-            (good if late and len(count) == 1 else wrong(row, t))()
+            (good if late and bad == 0 and len(count) == 1 else wrong(row, t))()
 
         return run
 
@@ -337,6 +334,44 @@ def test_every_instance_of_a_graph_must_be_accurate(monkeypatch, bad, late):
     assert arms["a"].status == "inaccurate" and samples.empty is not late
     assert arms["a"].accuracy_before.rel_fro < 1e-5 if late else arms["a"].accuracy_after is None
     assert arms["a"].reason.startswith("after timing: ") is late
+
+
+class Scattered:
+    """Cake's visits alternate between two times ``apart`` of each other (a share)."""
+
+    def __init__(self, apart):
+        self.apart, self.visits = apart, 0
+
+    def __call__(self, launch, *, steps, **_):
+        launch()
+        self.visits += 1
+        return [StepTime(100.0 * (1 + self.apart * (self.visits % 3 == 0)), "", ())] * steps
+
+
+@pytest.mark.parametrize(("apart", "times"), [(0.0, 1), (0.03, 3)])
+def test_more_groups_are_made_while_cake_s_intervals_are_wide(apart, times):
+    timer = FakeTimer()
+    timer.visit = Scattered(apart)
+    told = []
+    arms = [Arm(name, right(), "cake") for name in ("cake", "control")]
+    t = router_tensors(ROW, "cpu")
+    preset = replace(SMOKE, groups=4, at_most=3)
+    b = bench(timer=timer, preset=preset)
+    facts, samples = measure_row(b, ROW, t, references(t), arms, told.append)
+    assert samples.group.nunique() == 4 * times and sum(told) == pytest.approx(1.0)
+    assert facts.positions["cake"] == (2 * times, 2 * times)
+
+
+def test_the_intervals_of_others_make_no_more_groups():
+    timer = FakeTimer()
+    timer.visit = Scattered(0.03)
+    _, samples, _ = measured(
+        Arm("cake", right(), "cake"),
+        Arm("a", right()),
+        timer=timer,
+        preset=replace(SMOKE, groups=4, at_most=3),
+    )
+    assert samples.group.nunique() == 4
 
 
 def test_programs_are_reloaded_before_every_visit():
@@ -456,8 +491,7 @@ def test_a_whole_run(small, no_host_times):
     assert outcome.exit_code == 0 and outcome.problems == ()
     run = open_run(small.out)
     manifest = run.manifest()
-    # SMOKE has fewer groups than there are instances.
-    assert (manifest.instances, manifest.reloads) == (SMOKE.groups, True)
+    assert (manifest.at_most, manifest.instances, manifest.reloads) == (1, 0, True)
     assert len(manifest.rows) == 4 and run.finished() == set(manifest.rows)
     assert manifest.finished and manifest.flags == ("warm",) and manifest.timer.name == "cpu"
     assert "note: 90 of the 90 rows of the full suite are left out" in text

@@ -12,7 +12,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.conduct import INSTANCES
 from bench.planted import PLANTED, selftest_arms
 from bench.run import conduct
 from bench.selftest import FALSE_ALARMS, Observation, lines, observed, run_directories, simulated, summarise
@@ -27,7 +26,7 @@ GPU_BOUND = [row.key for row in router_suite() if row.noise.slow_host == 1.0]
 
 @pytest.fixture(scope="module")
 def four_runs():
-    return list(simulated(4, instances=INSTANCES))
+    return list(simulated(4))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_a_row_that_the_host_decides_is_left_unclear_rather_than_flagged(four_ru
 
 def test_one_instance_of_each_arm_would_cry_wolf():
     graph = [key for key in GPU_BOUND if "-graph-" in key]
-    one, several = (summarise(simulated(4, instances=n, rows=graph)) for n in (1, INSTANCES))
+    one, several = (summarise(simulated(4, instances=n, rows=graph)) for n in (1, None))
     assert one.false_alarm_rate > FALSE_ALARMS > several.false_alarm_rate
 
 

@@ -75,6 +75,8 @@ def test_instances_of_a_program_differ_and_take_turns():
     samples = simulate(row, {"cake": 1.0}, (0,), groups=6, steps=3, instances=3)["cake"]
     medians = np.median(samples, axis=1)
     assert len(set(medians)) == 3 and np.array_equal(medians[:3], medians[3:])
+    own = simulate(row, {"cake": 1.0}, (0,), groups=6, steps=3)["cake"]
+    assert len(set(np.median(own, axis=1))) == 6
 
 
 def test_the_suite_has_the_spread_of_an_h200():

@@ -187,6 +187,7 @@ def test_what_is_made_anew_is_said_where_it_was_recorded(h200_dir, cpu_dir):
     )
     assert "; in eager mode cake's programs are loaded anew before every visit, a library's kernels " in both
     assert both.endswith("on an H200 by 0.3 to 0.7 %, which more steps do not average out")
+    assert "captured anew for every group" in said(h200_dir, instances=0)
     assert "in eager mode" not in said(h200_dir, reloads=False)
     assert said(h200_dir, instances=1).startswith("in eager mode")
     assert "from pass to pass" in said(h200_dir, form="passes")
