@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -169,10 +169,11 @@ def _arm_cell(
 ) -> Cell:
     sampling = Sampling(manifest.form, facts.units)
     us = _us(arm, samples, sampling)
+    base = next((a for a in facts.arms if a.arm == over), None)
+    cause = _cause(arm, base) if arm.arm == CAKE_PREV and base else ""
     accuracy = arm.accuracy_after or arm.accuracy_before
     fields: dict[str, Any] = {}
     reason = arm.reason
-    base = next((a for a in facts.arms if a.arm == over), None)
     if us is None and arm.status == "ok":
         reason = reason or f"timer {manifest.timer.name} measures no intervals"
     if arm.arm != over and us is not None:
@@ -218,7 +219,8 @@ def _arm_cell(
         partition=arm.partition,
         bits_equal=_bits_equal(arm, base),
         changed=_changed(arm, base) if arm.arm == CAKE_PREV and base else (),
-        bits_unexplained=bool(arm.arm == CAKE_PREV and base and _unexplained(arm, base)),
+        bits_unexplained=cause == "none",
+        bits_unknown=cause == "unknown",
         **_ran_on(manifest, facts, samples.get(arm.arm)),
         **fields,
     )
@@ -251,19 +253,24 @@ def _changed(previous: ArmFacts, new: ArmFacts) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, one, other in pairs if _differ(one, other)))
 
 
-def _unexplained(previous: ArmFacts, new: ArmFacts) -> bool:
-    """Whether deterministic bits differ though what decides them, the program and the partition of that call,
-    does not.
+def _cause(previous: ArmFacts, new: ArmFacts) -> Literal["", "made otherwise", "none", "unknown"]:
+    """Why deterministic bits differ, empty where they do not: the call's program or partition, which decide
+    them, are others; ``none``, since both are the same; or one of them is not known.
     """
-    known = previous.det_program is not None and new.det_program is not None
+    if not _differ(previous.det_bits, new.det_bits):
+        return ""
+    kept = previous.det_program is not None and new.det_program is not None
 
-    def decides(arm: ArmFacts) -> tuple[str | None, ...]:
-        if known:
+    def decides(arm: ArmFacts) -> tuple[str | None, str | None, str | None]:
+        if kept:
             return arm.det_program, arm.det_program_digest, arm.det_partition
         return arm.program, arm.program_digest, arm.partition  # a run of before the call's were kept
 
-    explained = any(map(_differ, decides(previous), decides(new)))
-    return _differ(previous.det_bits, new.det_bits) and not explained
+    was, now = decides(previous), decides(new)
+    if any(map(_differ, was, now)):
+        return "made otherwise"
+    # A name alone tells no program from another of that name: its digest must be known.
+    return "none" if all((*was, *now)) else "unknown"
 
 
 def _differ(one: Any, other: Any) -> bool:

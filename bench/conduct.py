@@ -67,7 +67,7 @@ def measure_row(
         positions=position_counts(timing.orders),
         clocks=tuple(timing.clocks),
         repeated_groups=timing.repeated,
-        slow_host_groups=timing.slow_host,
+        slow_host_groups=len(timing.slow_host),
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - begin, 3),
     )
@@ -217,5 +217,6 @@ def _facts(row: Row, work: Work) -> ArmFacts:
         det_partition=work.det.partition if work.det else None,
         det_program_digest=work.det.digest if work.det else None,
         bits_after=work.bits_after,
+        slow_visits=work.slow_visits,
         voided=sum(s.us is None for s in work.samples),
     )

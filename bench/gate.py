@@ -13,11 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from bench.arms import CAKE, CAKE_DET, CAKE_PREV, CONTROL, SEQUENCE
 from bench.cells import SOTA
 from bench.model import Cell, Cells, GateFinding, GateResult, Manifest
+from bench.rule import other_rule
 
 #: What a ratio through library calls of two runs must exceed: ten times the minimum effect within a run. It
 #: is chosen, not measured: pairing takes clocks, power and memory placement out of a ratio within a run, and
 #: nothing does so between two (a long call ran at 726 to 818 TFLOP/s within a minute of an H200).
 ACROSS_RUNS_EFFECT = 0.03
+
+#: More than this share of unclear rows is no verdict: a slowdown of the effect sought could hide in them. An
+#: H200's full preset leaves 12 % unclear, a preset that is too small or a busy device nearly all.
+MANY_UNCLEAR = 0.25
 
 RowId = tuple[str, str]
 
@@ -45,13 +50,7 @@ def judge(cells: Cells, manifest: Manifest, notes: Sequence[str] = (), path: str
             findings += found
             if word:
                 kept[word].append(key)
-        if len(kept["unclear"]) == len(rows) - len(kept["not_compared"]) > 0:
-            findings.append(
-                _whole_run(
-                    "every row is unclear, its interval wider than the effect sought: take a larger preset, "
-                    "or a device at rest"
-                )
-            )
+        findings += _too_many_unclear(len(kept["unclear"]), len(rows) - len(kept["not_compared"]))
         if rows and len(kept["not_compared"]) == len(rows):
             findings.append(_whole_run(f"no row can be compared with {_version(manifest)}"))
     return GateResult(
@@ -82,7 +81,7 @@ def judge_runs(
         for key in keys
         if key not in missing
     ]
-    faster, not_compared = [], []
+    faster, unclear, not_compared = [], [], []
     for (gpu, key), row in rows.items():
         old = before.get((gpu, key))
         if old is None:
@@ -99,11 +98,14 @@ def judge_runs(
             findings.append(estimate)
         elif estimate.ratio_lo >= 1 + effect:
             faster.append(key)
+        elif estimate.ratio_lo <= 1 / (1 + effect):
+            unclear.append(key)
     ids = [*rows, *((f.gpu, f.row) for f in findings if f.kind == "missing")]
     if not ids:
         findings.append(_whole_run("the runs have no rows"))
     elif rows and len(not_compared) == len(rows):
         findings.append(_whole_run(f"{base.run} and {new.run} have no row in common"))
+    findings += _too_many_unclear(len(unclear), len(rows) - len(not_compared))
     return GateResult(
         run=new.run,
         against=base.run,
@@ -111,6 +113,7 @@ def judge_runs(
         rows=tuple(dict.fromkeys(ids)),
         findings=_sorted(findings),
         faster=tuple(faster),
+        unclear=tuple(unclear),
         not_compared=tuple(not_compared),
         notes=(*_across_notes(base, new, effect), *_notes(new_cells, new)),
     )
@@ -261,6 +264,18 @@ def _finding(kind: str, gpu: str, key: str, arm: str, reason: str) -> GateFindin
     )
 
 
+def _too_many_unclear(unclear: int, compared: int) -> list[GateFinding]:
+    """A finding where more than :data:`MANY_UNCLEAR` of the rows compared say nothing."""
+    if unclear <= MANY_UNCLEAR * compared:
+        return []
+    rows = f"{unclear} of {compared} row{'' if compared == 1 else 's'}"
+    reason = (
+        f"{rows} {'is' if unclear == 1 else 'are'} unclear and could hide the slowdown sought, which is too "
+        f"many (over {100 * MANY_UNCLEAR:g} %): measure again with a larger preset, or on a device at rest"
+    )
+    return [_whole_run(reason)]
+
+
 def _whole_run(reason: str) -> GateFinding:
     return GateFinding(kind="unmeasured", row="", reason=reason)
 
@@ -296,6 +311,12 @@ def _notes(cells: Cells, manifest: Manifest) -> list[str]:
         notes.append("a control run: the working tree's cake stands in the previous version's place")
     if manifest.dirty:
         notes.append("the working tree has changes that are not committed")
+    if words := other_rule(manifest):
+        notes.append(f"judged by the rule recorded with the run, not by this version's: {words}")
+    unknown = sum(cell.bits_unknown for cell in cells.cells)
+    if unknown:
+        rows = f"{unknown} row{'' if unknown == 1 else 's'}"
+        notes.append(f"output bits differ on {rows}, and it is not known whether the program changed there")
     for flag in dict.fromkeys(flag for cell in cells.cells for flag in cell.flags):
         count = len({(c.gpu, row_key(c)) for c in cells.cells if flag in c.flags})
         notes.append(f"flag {flag} on {count} row{'' if count == 1 else 's'}")
@@ -325,5 +346,7 @@ def _across_notes(base: Manifest, new: Manifest, effect: float) -> list[str]:
     pairs += [("preset", base.preset, new.preset), ("timer", base.timer.name, new.timer.name)]
     names = dict.fromkeys((*base.versions, *new.versions))
     pairs += [(n, base.versions.get(n, "unknown"), new.versions.get(n, "unknown")) for n in names]
+    rules = dict.fromkeys((*base.judgement, *new.judgement))
+    pairs += [(n, f"{base.judgement.get(n)}", f"{new.judgement.get(n)}") for n in rules]
     different = [f"{name} {was} and {now}" for name, was, now in pairs if was != now]
     return [*notes, *([f"the runs differ in {', '.join(different)}"] if different else [])]

@@ -4,14 +4,15 @@ or by a slow host are measured again, and more are made where cake's intervals s
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from bench.arms import CAKE
-from bench.model import ClockReading, Sample
+from bench.model import ClockReading, Flag, Sample
 from bench.schedule import passes, rotation
 from bench.statistics import Array, wide
 from bench.suites import Row
@@ -22,32 +23,30 @@ from bench.work import Bench, Work, guard
 VOIDED_SHARE = 0.05
 #: How often a group is measured again because the GPU slowed down for heat or a hardware reason.
 REPEATS = 2
-#: In eager mode a call that takes the host longer than SLOW_HOST times its arm's usual (a quarter of the
-#: arm's visits are faster than that), and more than SHOWING_HOST of the interval, is beside a slow host.
-#: Groups with such visits are measured again, HOST_ROUNDS times at most, and in them each visit HOST_VISITS
-#: times at most. More than SLOW_SHARE of an arm's visits flag it (a ratio forgets a quarter of its groups on
-#: either side).
-SLOW_HOST, USUAL_HOST, SHOWING_HOST = 1.15, 0.25, 0.5
-HOST_ROUNDS, HOST_VISITS, SLOW_SHARE = 2, 8, 0.2
+#: In eager mode the host's time between an op's launches is in the interval. A visit is beside a slow host if
+#: enqueueing the mark and the flush took longer than SLOW_PACE times the row's usual, which a quarter of all
+#: visits are faster than: the same work for every arm, so that no arm's own host time decides. Where calls
+#: take more than SHOWING_HOST of an arm's interval, groups with such visits are measured again, PACE_ROUNDS
+#: times at most, and in them each visit PACE_VISITS times at most. More than SLOW_SHARE of an arm's visits
+#: flag it (a ratio forgets a quarter of its groups on either side).
+SLOW_PACE, USUAL_PACE, SHOWING_HOST = 1.15, 0.25, 0.5
+PACE_ROUNDS, PACE_VISITS, SLOW_SHARE = 2, 8, 0.2
 
 #: The samples of a group, by arm.
 Group = dict[str, list[Sample]]
 
 
-#: Of no arm is known what its calls usually take on the host.
-NOT_KNOWN: Mapping[str, float] = {}
-
-
 @dataclass
 class Timing:
-    """How the groups of a row went: their orders, the clocks around them, how many were measured again after
-    a hardware slowdown, and because the host was slow.
+    """How the groups of a row went: their orders, the clocks around them, the flags of each, how many were
+    measured again after a hardware slowdown, and which because the host was slow.
     """
 
     orders: list[tuple[str, ...]]
     clocks: list[ClockReading] = field(default_factory=list)
+    flags: dict[int, list[Flag]] = field(default_factory=dict)
     repeated: int = 0
-    slow_host: int = 0
+    slow_host: set[int] = field(default_factory=set)
 
 
 def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callable[[float], None]) -> Timing:
@@ -57,8 +56,6 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
         return Timing([])
     by_name = {w.arm.name: w for w in works}
     ordered = passes if bench.preset.form == "passes" else rotation
-    # Between the kernels of one launch the host has no time.
-    watched = [w.arm.name for w in works if row.mode == "eager" and len(w.kernels) > 1]
     timing, groups = Timing([]), list[Group]()
     for times in range(1, bench.preset.at_most + 1):
         timing.orders = ordered(list(by_name), times * bench.preset.groups)
@@ -66,16 +63,20 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
         for group in more:
             groups.append(_one_cool_group(bench, bench.timer, row, group, timing, by_name))
             progress(1 / len(more) if times == 1 else 0.0)
-        _again_beside_slow_host(bench, bench.timer, row, groups, timing, by_name, watched)
+        if row.mode == "eager":
+            _again_beside_slow_host(bench, bench.timer, row, groups, timing, by_name)
         own = [w.arm.name for w in works if w.arm.kind == "cake" and w.alive]
         if not wide({name: _times(name, groups) for name in own}, CAKE):
             break
-    usual = usual_host(groups, watched)
-    beside = Counter(name for group in groups for name in slow_host(group, usual))
+    usual = usual_pace(groups)
     for name, work in by_name.items():
-        work.samples = [step for group in groups for step in group.get(name, ())]
+        mine = [i for i, group in enumerate(groups) if name in group]
+        work.samples = [step for i in mine for step in groups[i][name]]
         _check_samples(work)
-        if beside[name] > SLOW_SHARE * len(groups):
+        for flag in dict.fromkeys(flag for i in mine for flag in timing.flags[i]):
+            work.flag(flag)
+        beside = sum(_pace(groups[i][name]) > SLOW_PACE * usual for i in mine)
+        if timing.slow_host and beside > SLOW_SHARE * len(mine):
             work.flag("slow-host")
     return timing
 
@@ -86,49 +87,48 @@ def _times(name: str, groups: Sequence[Group]) -> Array:
 
 
 def _again_beside_slow_host(
-    bench: Bench,
-    timer: Timer,
-    row: Row,
-    groups: list[Group],
-    timing: Timing,
-    works: dict[str, Work],
-    watched: Sequence[str],
+    bench: Bench, timer: Timer, row: Row, groups: list[Group], timing: Timing, works: dict[str, Work]
 ) -> None:
-    """Measure the groups again in which the host was slow for one of the arms watched."""
-    for _ in range(HOST_ROUNDS):
-        usual = usual_host(groups, watched)
-        slow = [i for i, group in enumerate(groups) if slow_host(group, usual)]
-        timing.slow_host += len(slow)
+    """Measure the groups again in which the host was slow, where that shows."""
+    if not any(host_shows([g[name] for g in groups if name in g], work) for name, work in works.items()):
+        return
+    for _ in range(PACE_ROUNDS):
+        limit = SLOW_PACE * usual_pace(groups)
+        slow = [i for i, group in enumerate(groups) if any(_pace(v) > limit for v in group.values())]
+        timing.slow_host |= set(slow)
         for i in slow:
-            again = _one_cool_group(bench, timer, row, i, timing, works, usual)
+            again = _one_cool_group(bench, timer, row, i, timing, works, limit)
             groups[i] = {name: again.get(name, steps) for name, steps in groups[i].items()}
 
 
-def usual_host(groups: Sequence[Group], arms: Sequence[str]) -> dict[str, float]:
-    """What the calls of these arms usually take on the host, in us.
+def host_shows(visits: Sequence[Sequence[Sample]], work: Work) -> bool:
+    """Whether the host's time can be part of an arm's interval: it is one between several kernels, and calls
+    are as long as that or nearly.
+    """
+    host = _median(s.host_us for visit in visits for s in visit)
+    us = _median(s.us for visit in visits for s in visit)
+    return len(work.kernels) > 1 and host > SHOWING_HOST * us > 0
+
+
+def usual_pace(groups: Sequence[Group]) -> float:
+    """What the mark and the flush usually take on the host in this row, in us; 0 where the timer does not
+    know.
 
     On a shared host a core needs 1.6 times its time from one moment to the next, for 50 to 500 ms: another
     tenant's work beside it.
     """
-    times = {name: [_host_and_interval(g[name])[0] for g in groups if name in g] for name in arms}
-    return {name: float(np.quantile(us, USUAL_HOST)) for name, us in times.items() if us}
+    paces = [pace for group in groups for visit in group.values() if (pace := _pace(visit))]
+    return float(np.quantile(paces, USUAL_PACE)) if paces else 0.0
 
 
-def slow_host(group: Group, usual: Mapping[str, float]) -> list[str]:
-    """The arms whose calls in this group took the host longer than usual, and so long that it may show."""
-    found = []
-    for name in sorted(usual.keys() & group.keys()):
-        host, us = _host_and_interval(group[name])
-        if host > SLOW_HOST * usual[name] and host > SHOWING_HOST * us:
-            found.append(name)
-    return found
+def _pace(visit: Sequence[Sample]) -> float:
+    return _median(s.pace_us for s in visit)
 
 
-def _host_and_interval(steps: Sequence[Sample]) -> tuple[float, float]:
-    """The medians of what the calls of a visit took on the host and on the device; 0 where not known."""
-    host = [s.host_us for s in steps if s.host_us is not None]
-    us = [s.us for s in steps if s.us is not None]
-    return (float(np.median(host)), float(np.median(us))) if host and us else (0.0, 0.0)
+def _median(values: Iterable[float | None]) -> float:
+    """The median of the values there are, 0 where there is none."""
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else 0.0
 
 
 def _one_cool_group(
@@ -138,21 +138,21 @@ def _one_cool_group(
     group: int,
     timing: Timing,
     works: dict[str, Work],
-    usual: Mapping[str, float] = NOT_KNOWN,
+    pace: float = math.inf,
 ) -> Group:
-    """The samples of a group, measured again while the GPU is slowed down, a few times at most."""
+    """The samples of a group, measured again while the GPU is slowed down, a few times at most; each visit
+    while the host is slower than ``pace``.
+    """
     for attempt in range(REPEATS + 1):
-        around, samples = _one_group(bench, timer, row, group, timing.orders[group], works, usual)
+        around, samples = _one_group(bench, timer, row, group, timing.orders[group], works, pace)
         timing.clocks += around  # those of a repeated group too: they are why it was
         slow = any(bench.slowed(r) for r in around)
         if not slow or attempt == REPEATS:
             break
         timing.repeated += 1
-    for name in samples:
-        if slow:
-            works[name].flag("thermal")
-        if any(bench.capped(r) for r in around):
-            works[name].flag("power-cap")
+    capped = any(bench.capped(r) for r in around)
+    flags: dict[Flag, bool] = {"thermal": slow, "power-cap": capped}
+    timing.flags[group] = [flag for flag, there in flags.items() if there]
     return samples
 
 
@@ -163,7 +163,7 @@ def _one_group(
     group: int,
     order: Sequence[str],
     works: dict[str, Work],
-    usual: Mapping[str, float],
+    pace: float,
 ) -> tuple[list[ClockReading], Group]:
     readings = [bench.clocks.read(group)]
     samples: Group = {}
@@ -177,10 +177,11 @@ def _one_group(
             if work.prepared and work.prepared.reload:
                 work.prepared.reload()
             steps = samples.setdefault(name, [])  # of the way there, on a pass's way back
-            for _ in range(HOST_VISITS):
+            for _ in range(PACE_VISITS):
                 found = _visit(bench, timer, work, group, position, len(steps))
-                if not slow_host({name: found}, usual):
+                if _pace(found) <= pace:
                     break
+                work.slow_visits += 1
             steps += found
 
         guard(bench, row, work, visit)
@@ -201,7 +202,7 @@ def _visit(
         expected=work.kernels or None,
     )
     return [
-        Sample(work.arm.name, group, position, step, t.us, t.void, t.host_us)
+        Sample(work.arm.name, group, position, step, t.us, t.void, t.host_us, t.pace_us)
         for step, t in enumerate(times, first_step)
     ]
 

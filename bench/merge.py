@@ -89,6 +89,7 @@ def _check(manifests: Sequence[Manifest]) -> None:
             "suite": m.suite,
             "GPU model": (m.device.name, m.device.arch, m.device.sms),
             "commit": m.git.get("commit", "not recorded"),
+            "cake's files": m.cake_digest[:12] or "not recorded",
             "previous version": m.previous.get("commit", "none"),
             "control run": m.control_run,
             "timer": m.timer.name,
@@ -109,13 +110,19 @@ def _check(manifests: Sequence[Manifest]) -> None:
                 f"runs 1 and {number} cannot be merged: {'; '.join(wrong)}; cake-bench compare shows them "
                 "side by side"
             )
+    refuse_twice(manifests)
+    for number, m in enumerate(manifests, 1):
+        if m.merged:
+            raise MergeRefused(f"run {number} ({m.run}) is a merged one; give the runs that it was made of")
+
+
+def refuse_twice(manifests: Sequence[Manifest]) -> None:
+    """Raise :class:`MergeRefused` where two of the runs are one, maybe copied elsewhere."""
     seen = dict[tuple[str, ...], int]()
     for number, m in enumerate(manifests, 1):
         same = seen.setdefault((m.run, m.node, m.device.uuid, m.started), number)
         if same != number:
             raise MergeRefused(f"runs {same} and {number} are the same run ({m.run}); give each once")
-        if m.merged:
-            raise MergeRefused(f"run {number} ({m.run}) is a merged one; give the runs that it was made of")
 
 
 def _merged_row(parts: Sequence[_Part], notes: dict[str, list[str]]) -> tuple[RowFacts, pd.DataFrame]:

@@ -21,7 +21,7 @@ Verdict = Literal["faster", "slower", "same", "unclear"]
 
 class Sample(NamedTuple):
     """One timed step; ``us`` is None where ``void`` says why. ``host_us``: what the call took on the host, in
-    place, where the timer knows.
+    place; ``pace_us``: what the mark and the flush before it took there; where the timer knows.
     """
 
     arm: str
@@ -31,6 +31,7 @@ class Sample(NamedTuple):
     us: float | None
     void: str
     host_us: float | None
+    pace_us: float | None
 
 
 #: Columns of raw samples, one line a timed step.
@@ -94,6 +95,7 @@ class ArmFacts(_Model):
     det_program_digest: str | None = None
     bits_after: str | None = None
     voided: int = 0
+    slow_visits: int = 0
 
 
 class ClockReading(_Model):
@@ -230,7 +232,8 @@ class Manifest(_Model):
     ``groups`` are those asked for; a row has up to ``at_most`` times as many. ``instances``: how many times
     each arm was prepared and captured in graph mode, 0: anew for every group; ``reloads``: whether cake's
     programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was recorded.
-    ``merged`` describes the runs that a merged one is made of, one line each.
+    ``merged`` describes the runs that a merged one is made of, one line each. ``cake_digest`` is the SHA-256
+    of the files of the cake package that ran.
     """
 
     schema_version: int = SCHEMA
@@ -268,6 +271,7 @@ class Manifest(_Model):
     l2_state: Literal["cold", "warm"] = "cold"
     judgement: dict[str, float] = Field(default_factory=dict)
     merged: tuple[str, ...] = ()
+    cake_digest: str = ""
 
     @property
     def dirty(self) -> bool:
@@ -300,8 +304,9 @@ class Cell(_Model):
     ``bits_equal``: whether the outputs before and after timing have the same bits; for arm ``cake_prev``
     whether its deterministic outputs have those of the working tree's. There ``changed`` names what differs
     from the working tree's (``program``, ``plan``, ``partition``, ``bits``), ``bits_unexplained`` that the
-    bits do though neither program nor partition of the deterministic call does, and a verdict other than
-    ``same`` stands only if re-measuring the row (``again``) repeats it; ``first_verdict`` is the one before.
+    bits do though neither program nor partition of the deterministic call does, ``bits_unknown`` that they do
+    and it is not known whether one of those does, and a verdict other than ``same`` stands only if
+    re-measuring the row (``again``) repeats it; ``first_verdict`` is the one before.
     """
 
     gpu: str
@@ -341,6 +346,7 @@ class Cell(_Model):
     slower_passes: int | None = None
     cublas: str = ""
     layout: str = ""
+    bits_unknown: bool = False
 
 
 class Cells(_Model):

@@ -8,12 +8,15 @@ samples afterwards, not from here.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from scipy.stats import trim_mean
 
 from baselines.gemm import Unsupported
 from bench.arms import CAKE, CONTROL, Arm, Prepared, cake_arms, operands
@@ -27,9 +30,13 @@ from cake import planted
 PLANTED = {percent: f"{CAKE}_planted_{percent}" for percent in (1, 2, 5)}
 #: Clocks of the two spins: about 1 and 3 us, so that the line through them is short on both sides.
 SHORT_SPIN, LONG_SPIN = 2_000, 6_000
-#: Rounds of the calibration, each with programs loaded anew (where one lies moves its time by 0.3 to 0.7 %),
-#: and steps of each of their visits.
-ROUNDS, STEPS = 5, 10
+#: Rounds of the calibration, each with programs loaded anew (where one lies moves its time by 0.3 to 1 %),
+#: and steps of each of their visits. There are more rounds until the standard error of the offset is below
+#: this share of cake's time, a fifth of the smallest slowdown.
+ROUNDS, MOST_ROUNDS, STEPS = 5, 30, 6
+OFFSET_ERROR = 0.002
+#: Share of the rounds left out at each end.
+TRIM = 0.2
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,28 @@ def _run_and_spin(run: Callable[[], None], nanoseconds: int) -> None:
 def calibrate(bench: Bench, timer: Timer, plain: Arm, row: Row, tensors: Tensors) -> Calibration:
     """Time the row's cake, and as graphs cake and the planted program with a short and a long spin."""
     rounds: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
+    for done in range(1, MOST_ROUNDS + 1):
         for name, launch in _launches(bench, plain, row, tensors).items():
             visited = timer.visit(launch, cold=bench.cold, untimed=bench.preset.untimed, steps=STEPS)
             times = [step.us for step in visited if step.us is not None]
             rounds.setdefault(name, []).extend([statistics.median(times)] if times else [])
+        if done >= ROUNDS and certain(rounds):
+            break
     return solve(rounds, bench.device.type)
+
+
+def certain(rounds: Mapping[str, Sequence[float]]) -> bool:
+    """Whether more rounds would tell little more; where some have no time, none would."""
+    if len({len(times) for times in rounds.values()}) > 1 or "short" not in rounds:
+        return True
+    columns = zip(rounds["graph"], rounds["short"], rounds["long"], strict=True)
+    offsets = [short - _slope(short, long) * SHORT_SPIN - graph for graph, short, long in columns]
+    error = statistics.stdev(offsets) / math.sqrt(len(offsets))
+    return error <= OFFSET_ERROR * statistics.median(rounds["cake"])
+
+
+def _slope(short: float, long: float) -> float:
+    return (long - short) / (LONG_SPIN - SHORT_SPIN)
 
 
 def _launches(bench: Bench, plain: Arm, row: Row, tensors: Tensors) -> dict[str, Callable[[], None]]:
@@ -136,10 +159,10 @@ def solve(rounds: Mapping[str, Sequence[float]], device: str) -> Calibration:
     """
     if any(not values for values in rounds.values()):
         raise Unsupported("the calibration has no time")
-    us = {name: statistics.median(values) for name, values in rounds.items()}
+    us = {name: float(trim_mean(values, TRIM)) for name, values in rounds.items()}
     if device == "cpu":  # a clock of its spin is a nanosecond
         return Calibration(us["cake"], 0.0, 1e-3)
-    slope = (us["long"] - us["short"]) / (LONG_SPIN - SHORT_SPIN)
+    slope = _slope(us["short"], us["long"])
     if slope <= 0:
         raise Unsupported(
             f"more spinning made the op no longer: {us['short']:.3f} us with {SHORT_SPIN} clocks, "

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -77,22 +77,36 @@ def load_copy(package: Path | None = None) -> Version:
 
     Raises :class:`PreviousError`.
     """
-    source = package or Path(cake.__file__).resolve().parent
-    files = {
-        p.relative_to(source): p.read_bytes()
-        for p in sorted(source.rglob("*"))
-        if p.is_file() and "__pycache__" not in p.parts
-    }
-    digest = hashlib.sha256()
-    for name, data in files.items():
-        digest.update(f"{name.as_posix()}\0{len(data)}\0".encode() + data)
+    files = _package_files(package)
+    digest = _digest(files)
 
     def fill(folder: Path) -> None:
         for name, data in files.items():
             _write(folder / name, data)
 
-    path = _place(digest.hexdigest(), fill)
-    return Version(import_package(path), WORKING_TREE, digest.hexdigest(), path)
+    path = _place(digest, fill)
+    return Version(import_package(path), WORKING_TREE, digest, path)
+
+
+def package_digest(package: Path | None = None) -> str:
+    """SHA-256 of the files of the working tree's cake, or of the package in that folder."""
+    return _digest(_package_files(package))
+
+
+def _package_files(package: Path | None) -> dict[Path, bytes]:
+    source = package or Path(cake.__file__).resolve().parent
+    return {
+        p.relative_to(source): p.read_bytes()
+        for p in sorted(source.rglob("*"))
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+
+
+def _digest(files: Mapping[Path, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, data in files.items():
+        digest.update(f"{name.as_posix()}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
 
 
 def import_package(path: Path) -> ModuleType:

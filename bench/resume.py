@@ -83,7 +83,14 @@ def _advice(before: Manifest, now: Manifest, path: Path) -> str:
 
 
 def _other_code(before: Manifest, now: Manifest) -> list[str]:
-    """Which code differs, where both sides know theirs."""
+    """Which code differs, where both sides know theirs: a commit says nothing of edits not committed."""
     pairs = [("commit", before.git.get("commit"), now.git.get("commit"))]
+    pairs += [("digest of cake's files", before.cake_digest[:12], now.cake_digest[:12])]
+    pairs += [("judgement", _rule(before), _rule(now))]
     pairs += [(name, before.versions.get(name), now.versions.get(name)) for name in FIXED_VERSIONS]
     return [f"{name} was {was}, now {new}" for name, was, new in pairs if was and new and was != new]
+
+
+def _rule(m: Manifest) -> str:
+    """The rule that a run is judged by; empty where it is not recorded."""
+    return ", ".join(f"{name} {value:g}" for name, value in m.judgement.items())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 
 from rich.console import Console
 
@@ -19,6 +21,7 @@ from bench.environment import shared_gpu
 from bench.model import Cell, Cells, Manifest, Picks, TimerFacts
 from bench.progress import RunProgress
 from bench.resume import continued
+from bench.rule import rule_of
 from bench.search import Measure, by_timer, events_behind_delay, search_shape, searched
 from bench.session import (
     Options,
@@ -33,7 +36,7 @@ from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
 from bench.work import ContextLost
 
-HOST = "host.json"
+HOST, CELLS = "host.json", "cells.json"
 #: The arms of a flagged row's re-measurement.
 AGAIN_ARMS = (CAKE, CONTROL, CAKE_PREV)
 
@@ -115,16 +118,50 @@ def conduct(options: Options, console: Console) -> Outcome:
     return Outcome(run, write_cells(run), tuple(problems))
 
 
-def write_cells(run: RunDir) -> Cells:
-    """Make a run's cells from its files and write ``cells.json``; the manifest tells by which rule."""
+def cells_of(run: RunDir) -> Cells:
+    """A run's cells, made from its files by the rule that it was judged by; nothing is written.
+
+    A rule that this version cannot apply leaves the cells that the run has. Raises
+    :class:`bench.store.StoreError` where it has none.
+    """
     manifest = run.manifest()
-    if manifest.judgement != (rule := JUDGEMENT.as_dict()):
-        manifest = manifest.model_copy(update={"judgement": rule})
-        run.write_manifest(manifest)
+    rule = rule_of(manifest)
+    if rule is None and not (run.path / CELLS).is_file():
+        raise StoreError(
+            f"{run.path} has no cells, and was judged by a rule that this version does not have; to judge a "
+            f"copy by this version's: cake-bench report {run.path} --rejudge --out DIR"
+        )
+    if rule is None:
+        return run.cells()
     rows = finished_rows(run, manifest.rows)
-    cells = make_cells(manifest, rows, _read_host(run), again=rows_again(run))
-    run.write_cells(cells)
+    return make_cells(manifest, rows, _read_host(run), rule, rows_again(run))
+
+
+def write_cells(run: RunDir) -> Cells:
+    """Write :func:`cells_of` a run as its ``cells.json``. The rule is recorded where none was."""
+    cells, manifest = cells_of(run), run.manifest()
+    if not manifest.judgement:
+        run.write_manifest(manifest.model_copy(update={"judgement": JUDGEMENT.as_dict()}))
+    if rule_of(manifest) is not None:
+        run.write_cells(cells)
     return cells
+
+
+def copied(run: RunDir, out: Path, rejudge: bool) -> RunDir:
+    """A copy of a run in another directory, to be judged by this version's rule if asked for.
+
+    Raises :class:`bench.store.StoreError` where a run is there already or nothing can be written.
+    """
+    copy = create_run(out)
+    for name in ("rows", PICKS, HOST, CELLS):
+        if (source := run.path / name).is_dir():
+            shutil.copytree(source, out / name, dirs_exist_ok=True)
+        elif source.is_file():
+            shutil.copy2(source, out / name)
+    manifest = run.manifest()
+    rule = {"judgement": JUDGEMENT.as_dict()} if rejudge else {}
+    copy.write_manifest(manifest.model_copy(update=rule))
+    return copy
 
 
 def _libraries(run: RunDir, manifest: Manifest) -> dict[str, str]:
@@ -263,8 +300,11 @@ def _measures(session: Session) -> tuple[Measure, Measure]:
 
 
 def _host_times(options: Options, session: Session, run: RunDir, console: Console) -> list[str]:
-    """Measure host time per call in a child process, unless the run has it. Returns why there is none."""
-    if run.read_json(HOST) is not None or options.only:
+    """Measure host time per call in a child process, unless the run has it. Returns why there is none.
+
+    On a CPU there is no such figure: a call is over when it returns, so that its latency is the host's time.
+    """
+    if session.bench.device.type == "cpu" or run.read_json(HOST) is not None or options.only:
         return []
     console.print("host time per call, in a process of its own", soft_wrap=True, highlight=False)
     began, problems = time.monotonic(), list[str]()
@@ -292,7 +332,9 @@ def _host_times(options: Options, session: Session, run: RunDir, console: Consol
 
 
 def _read_host(run: RunDir) -> HostTimes:
-    data = run.read_json(HOST) or {"times": []}
+    data = run.read_json(HOST)
+    if data is None:
+        return {}
     try:
         return {(entry["row"], entry["arm"]): float(entry["us"]) for entry in data["times"]}
     except (KeyError, TypeError, ValueError) as e:

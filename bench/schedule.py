@@ -3,10 +3,10 @@
 *Groups* visit every arm once. *Passes* visit every arm twice, there and back, so that within each pass all
 arms have the same mean position and a steady drift moves them alike.
 
-An arm's position within a group matters (clocks and power drift while a group runs), so the orders of one
-*rotation* are the cyclic shifts of the arms, one group each. Every other rotation runs backwards: cyclic
-shifts alone would keep each arm behind the same neighbour for the whole run, and an arm may profit from what
-its neighbour leaves behind.
+An arm's position within a group matters (clocks and power drift while a group runs), and what its neighbour
+leaves behind does too (a library's threads, a cache). So the orders of one *rotation* are those of a Williams
+design: every arm stands once at every position and, over one rotation of an even number of arms or two of an
+odd number, once right behind every other arm. Every other rotation runs backwards.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def rotation(arms: Sequence[str], groups: int) -> list[tuple[str, ...]]:
     if not names:
         return []
     n = len(names)
+    # 0, n - 1, 1, n - 2, ...: all steps from one to the next differ, so its shifts put different arms behind.
+    zigzag = [-(i // 2) - 1 if i % 2 else i // 2 for i in range(n)]
     orders = []
     for turn in range(-(-groups // n)):
         for shift in range(n):
-            order = names[shift:] + names[:shift]
+            order = tuple(names[(place + shift) % n] for place in zigzag)
             orders.append(order[::-1] if turn % 2 else order)
     return orders
 

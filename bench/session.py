@@ -22,7 +22,7 @@ from bench.clocks import Clocks, hard_slowdown, power_capped
 from bench.l2 import L2
 from bench.model import Flag, L2Proof, Manifest, Picks, TimerFacts
 from bench.presets import Preset, in_passes, left_out, preset_for
-from bench.previous import Version, load_copy, load_previous
+from bench.previous import Version, load_copy, load_previous, package_digest
 from bench.statistics import JUDGEMENT
 from bench.suites import MODES, OPS, Row, Shape, load_shapes, router_rows
 from bench.timers import TIMERS, Timer, check_note, default_timer, make_timer
@@ -203,15 +203,19 @@ def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple
     unique = [tuple(dict.fromkeys(names)) for names in (ops, modes)]
     rows = router_rows(dict.fromkeys(shapes), *unique)
     if options.keys:
-        rows = [row for row in rows if any(fnmatchcase(row.key, pattern) for pattern in options.keys)]
-        if not rows:
-            raise RunRefused(f"no row of the suite is called {' or '.join(options.keys)}; rows are {_some()}")
+        chosen_rows = [row for row in rows if any(fnmatchcase(row.key, p) for p in options.keys)]
+        if not chosen_rows:
+            raise RunRefused(
+                f"no row of preset {preset.name} is called {' or '.join(options.keys)}; its "
+                f"{len(rows)} rows are {_some(rows)}"
+            )
+        rows = chosen_rows
     return preset, rows
 
 
-def _some() -> str:
-    """The keys of some rows, as an example."""
-    return ", ".join(row.key for row in router_rows()[:2]) + ", ..."
+def _some(rows: Sequence[Row]) -> str:
+    """The keys of the first rows, as an example."""
+    return ", ".join(row.key for row in rows[:3]) + ", ..." * (len(rows) > 3)
 
 
 def make_manifest(options: Options, session: Session) -> Manifest:
@@ -250,6 +254,7 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         previous=session.previous.facts if session.previous else {},
         control_run=session.control_run,
         judgement=JUDGEMENT.as_dict(),
+        cake_digest=package_digest(),
     )
 
 
@@ -286,6 +291,10 @@ def _timer(options: Options, before: Manifest | None, device: torch.device) -> T
     name = options.timer or (before.timer.name if before else default_timer(device))
     if name not in (*TIMERS, "host"):
         raise RunRefused(f"timer is {name!r}; needs one of {', '.join((*TIMERS, 'host'))}")
+    if name == "host" and device.type == "cpu":
+        raise RunRefused(
+            "timer host needs a CUDA device: on a CPU a call's latency is its host time; use --timer cpu"
+        )
     return None if name == "host" else make_timer(name, device)
 
 

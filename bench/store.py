@@ -91,7 +91,14 @@ class RunDir:
         buffer = io.BytesIO()
         # A fixed order and dtypes: the same samples give the same bytes.
         samples = samples.reindex(columns=list(SAMPLE_COLUMNS)).astype(
-            {"us": "float64", "group": "int32", "position": "int32", "step": "int32", "host_us": "float32"}
+            {
+                "us": "float64",
+                "group": "int32",
+                "position": "int32",
+                "step": "int32",
+                "host_us": "float32",
+                "pace_us": "float32",
+            }
         )
         samples.to_parquet(buffer, index=False, compression="zstd")
         self.rows_path.mkdir(exist_ok=True)

@@ -142,5 +142,8 @@ def load_shapes(path: Path) -> list[Shape]:
             raise ValueError(
                 f"{path}: shapes[{i}] is {entry!r}; needs positive integers T, H and optionally N"
             )
-        shapes.append(Shape(**entry))
+        shape = Shape(**entry)
+        if shape.N % 8:
+            raise ValueError(f"{path}: shapes[{i}] has N = {shape.N}; N must be a multiple of 8")
+        shapes.append(shape)
     return shapes

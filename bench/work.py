@@ -71,6 +71,8 @@ class Work:
     #: calls.
     hashed: bool = False
     flags: list[Flag] = field(default_factory=list)
+    #: Visits given up because the host was slow.
+    slow_visits: int = 0
     samples: list[Sample] = field(default_factory=list)
 
     def fail(self, status: Status, reason: str) -> None:

@@ -105,6 +105,9 @@ def _resolve(
 ) -> Resolved:
     """Look a GEMM's launch up, or check the call and make it. Runs nothing."""
     entry = None
+    splits = given[2]
+    if splits is not None and type(splits) is not int:  # it would find the entry of an equal int: True == 1
+        Options(*given).check()
     try:
         at1, at2, at = first.data_ptr(), second.data_ptr(), 0 if out is None else out.data_ptr()
         key: Given = (

@@ -48,6 +48,14 @@ _ARMS = {
     "cublaslt_bf16x9_best": "cuBLASLt with BF16x9 emulation requested, the fastest by search",
     SEQUENCE: "each GEMM of an op by the fastest library call for that GEMM alone",
 }
+_HOST_TIME = "wall time of one call on the host, back to back, in a separate process without the timer"
+_FLAGS = {
+    "warm": "`warm` the L2 was not proven cold",
+    "slow-host": "`slow-host` the host stayed slow over an eager op, though its groups were measured again",
+    "thermal": "`thermal` the GPU slowed down, hot or by its hardware, though its groups were measured again",
+    "power-cap": "`power-cap` the GPU held its clock down to keep its power limit, normal on long GEMMs",
+    "shared-gpu": "`shared-gpu` another process was on the GPU",
+}
 NO_COMMIT = "not recorded (the code ran outside a git working tree; CAKE_COMMIT tells it there)"
 
 
@@ -99,16 +107,25 @@ def definitions(run: Run) -> list[tuple[str, str]]:
             "for each token (experts whose FP64 logits are closer than the budget are a tie: counted, not "
             "failed)",
         ),
-        (
-            "host time",
-            "wall time of one call on the host, back to back, in a separate process without the timer",
-        ),
+        *[("host time", _HOST_TIME)] * (not on_cpu or _has_host_times(run)),
         (
             "status",
             "`ok`; `inaccurate` missed the budget; `unsupported` cannot do the row; `fell-back` was asked "
             "for emulation and ran the native kernels; `error` raised. Only `ok` has a time",
         ),
+        *_flags(run),
     ]
+
+
+def _has_host_times(run: Run) -> bool:
+    return any(c.host_us is not None for r in run.rows for c in r.cells.values())
+
+
+def _flags(run: Run) -> list[tuple[str, str]]:
+    """The flags that occur; nothing where none does."""
+    found = {*run.manifest.flags, *(f for r in run.rows for c in r.cells.values() for f in c.flags)}
+    words = [text for flag, text in _FLAGS.items() if flag in found]
+    return [("flag", f"{'; '.join(words)}. It is said beside a time, and removes none")] * bool(words)
 
 
 def setup(run: Run) -> Table:
@@ -119,9 +136,9 @@ def setup(run: Run) -> Table:
         ("device" if not on_gpu else "GPU", d.name),
         ("architecture", d.arch),
         ("SMs" if on_gpu else "cores", str(d.sms)),
-        ("memory", f"{d.memory_gb:.0f} GiB" if d.memory_gb else "not recorded"),
-        ("last-level cache" if not on_gpu else "L2", f"{d.l2_mb:.0f} MiB" if d.l2_mb else "not recorded"),
     ]
+    lines += [("memory", f"{d.memory_gb:.0f} GiB")] * bool(d.memory_gb)
+    lines += [("L2" if on_gpu else "last-level cache", f"{d.l2_mb:.0f} MiB")] * bool(d.l2_mb)
     if on_gpu:
         limit = "not recorded (no NVML)" if d.power_limit_w is None else f"{d.power_limit_w:.0f} W"
         lines += [("driver", d.driver), ("power limit", limit), ("throttle reasons", _throttle(run))]

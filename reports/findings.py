@@ -107,6 +107,13 @@ def deterministic(run: Run) -> Iterable[str]:
         yield from beside_control(run, run.select(mode=mode), mode, DET, "`cake_det` / `cake`")
 
 
+def no_host_times(run: Run) -> str:
+    """Why a run has no host times, in words."""
+    if run.manifest.timer.name == "cpu":
+        return "A CPU's calls have no host time of their own: a call is over when it returns."
+    return "Host time per call was not measured in this run."
+
+
 def host_time(run: Run) -> Iterable[str]:
     """Per mode and op the range of host time per call of cake, cake_det and the quickest rival."""
     host = {
@@ -116,7 +123,7 @@ def host_time(run: Run) -> Iterable[str]:
         if (c := r.cell(a)) and c.host_us is not None
     }
     if not host:
-        yield "Host time per call was not measured in this run."
+        yield no_host_times(run)
     yield from host_times(run)
     for mode in run.modes:
         for op in run.ops:
@@ -154,7 +161,8 @@ def accuracy(run: Run) -> Iterable[str]:
     first = f"the accuracy budget of {fmt.budget(budget)}"
     for (good, checked), arms in sorted(met_on.items(), reverse=True):
         share = f"{fmt.of(good, checked)} {'row' if checked == 1 else 'rows'}"
-        share += " that have a result" * (checked < len(run.rows))
+        if checked < len(run.rows):
+            share += f" that {'has' if checked == 1 else 'have'} a result"
         yield f"{fmt.counted(len(arms), 'call')} met {first} on {share}: {_arms(arms)}."
         first = "it"
     yield from missed

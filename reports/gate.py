@@ -82,7 +82,7 @@ def remarks(result: GateResult) -> list[str]:
     for keys, text in (
         (result.faster, "confirmed faster"),
         (result.dismissed, "flagged slower once, not confirmed when measured again"),
-        (result.unclear, "unclear: the interval is wider than the effect sought"),
+        (result.unclear, _UNCLEAR[result.form]),
         (result.not_compared, f"not in {result.against}, so not compared"),
     ):
         if keys:
@@ -214,6 +214,10 @@ _KINDS = {
     "bits": "bits of {of2} changed where they must not",
     "missing": "{of} missing",
     "unmeasured": "{of} not measured",
+}
+_UNCLEAR = {
+    "paired": "unclear: the interval is wider than the effect sought",
+    "across runs": "unclear: the interval could hide a slowdown that counts",
 }
 _WORDS = {
     "slower": "slower",

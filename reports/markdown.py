@@ -8,7 +8,7 @@ from functools import partial
 
 from reports import definitions, tables, versions
 from reports import format as fmt
-from reports.findings import Finding, findings
+from reports.findings import Finding, findings, no_host_times
 from reports.rows import DET, NEW, SOTA, Row, Run
 from reports.tally import Tally, control, tally
 
@@ -232,8 +232,7 @@ def _full_tables(run: Run) -> list[str]:
         parts.append(details(f"{mode}: all {fmt.counted(len(t.lines), 'row')}, losing rows first", table(t)))
     parts.append(details("Every library call, and SOTA/cake without it", table(tables.rivals(run))))
     h = tables.host(run)
-    no_host = "Host time per call was not measured in this run."
-    parts.append(details("Host time per call", table(h) if len(h.columns) > 2 else no_host))
+    parts.append(details("Host time per call", table(h) if len(h.columns) > 2 else no_host_times(run)))
     parts.append(details("Accuracy", table(tables.accuracy(run))))
     return parts
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.model import CallFacts
+from bench.rule import rule_of
 from bench.statistics import Ratio, control_range, geomean, geomean_ratio, resolved
 from reports.rows import CONTROL, NEW, SEQUENCE, SOTA, Row, Run
 
@@ -47,8 +48,10 @@ def _mean(run: Run, rows: Sequence[Row], over: str, arm: str) -> Ratio | None:
         if baseline and baseline in samples and over in samples:
             pairs.append((samples[baseline], samples[over]))
             samplings.append(run.sampling(row))
-    key = f"{arm}/{over}"
-    bounds = geomean_ratio(pairs, key, samplings=samplings) if len(pairs) == len(rows) else None
+    rule = rule_of(run.manifest)
+    bounds = None
+    if rule and len(pairs) == len(rows):
+        bounds = geomean_ratio(pairs, f"{arm}/{over}", rule, samplings)
     if value is None:
         return None
     return Ratio(value, bounds.lo, bounds.hi) if bounds else Ratio(value, None, None)

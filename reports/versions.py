@@ -87,6 +87,7 @@ def changed(run: Run) -> Iterable[str]:
     if not known:
         if pairs:
             yield "Programs and plans of the previous version are not known."
+        yield from _bits(pairs)
         return
     total = len(known)
     untouched = [part for part in PARTS if not any(part in old.changed for _, old, _ in known)]
@@ -230,6 +231,9 @@ def _bits(pairs: Sequence[tuple[Row, Cell, Cell]]) -> Iterable[str]:
             f"They must not have on {_where(kept, len(pairs))}: neither program nor partition of the "
             "deterministic call changed."
         )
+    unknown = [r for r, old in other if old.bits_unknown]
+    if unknown:
+        yield f"It is not known whether the program changed on {_where(unknown, len(pairs))}."
     lacking = len(pairs) - len(compared)
     if lacking:
         yield f"Bits were not compared on {fmt.counted(lacking, 'row')}: one of the versions gave none there."

@@ -17,7 +17,7 @@ ALLOWED = {
     "baselines": (),
     "bench": ("cake", "baselines"),
     "bench.cli": PACKAGES,
-    "reports": ("bench.model", "bench.store", "bench.statistics"),
+    "reports": ("bench.model", "bench.rule", "bench.store", "bench.statistics"),
 }
 #: Bindings of GPU libraries: imported where they are used, so that every package imports on a CPU-only
 #: install.

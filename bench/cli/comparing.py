@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from bench.cli.common import Json, finish, mendable, refuse, say
-from bench.merge import merge
+from bench.merge import merge, refuse_twice
 from bench.run import Outcome, write_cells
 from bench.store import atomic_write
 
@@ -36,7 +36,9 @@ def compare_runs(
     if len(run_dirs) < 2:
         refuse(console, "one run alone cannot be compared; give two or more run directories")
     with mendable(console, "interrupted; nothing was written"):
-        compared = match([load(path) for path in run_dirs])
+        runs = [load(path) for path in run_dirs]
+        refuse_twice([run.manifest for run in runs])
+        compared = match(runs)
         terminal.print_comparison(compared, console if as_json else Console())
         if out is not None:
             try:

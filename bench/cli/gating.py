@@ -14,8 +14,9 @@ from rich.console import Console
 
 from bench.cli.common import Json, measured, mendable, refuse, report_of, say, takes_run_options
 from bench.gate import judge, judge_runs
+from bench.merge import refuse_twice
 from bench.model import GateResult
-from bench.run import Outcome, write_cells
+from bench.run import Outcome, cells_of, write_cells
 from bench.session import Options
 from bench.store import RunDir, open_run
 
@@ -56,14 +57,17 @@ def gate(
         outcome = measured(options, console)
         problems = outcome.problems
     else:
-        with mendable(console, f"interrupted; the files of {given[-1]} are as they were"):
-            outcomes = [Outcome(run, write_cells(run)) for run in map(open_run, given)]
-        outcome = outcomes[-1]
+        with mendable(console, f"interrupted; what {given[-1]} measured is as it was"):
+            run = open_run(given[-1])
+            outcome = Outcome(run, write_cells(run))
+    manifest = outcome.run.manifest()
     if len(given) == 2:
-        base = outcomes[0]
-        result = judge_runs(base.cells, base.run.manifest(), outcome.cells, outcome.run.manifest())
+        with mendable(console, "interrupted; nothing was judged"):
+            base = open_run(given[0])
+            refuse_twice([base.manifest(), manifest])
+            result = judge_runs(cells_of(base), base.manifest(), outcome.cells, manifest)
     else:
-        result = judge(outcome.cells, outcome.run.manifest(), problems, str(outcome.run.path))
+        result = judge(outcome.cells, manifest, problems, str(outcome.run.path))
     report = report_of(outcome, console)
     _tell(outcome.run, result, report, junit, as_json, console)
 

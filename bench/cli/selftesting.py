@@ -59,6 +59,13 @@ def selftest(
         refuse(console, "directories are for --summarise, which needs one or more of them")
     if summary and (resume or simulate):
         refuse(console, "--summarise measures nothing: leave --resume and --simulated out")
+    asked = _given(resume, planted, preset, device, timer)
+    if simulate and asked:
+        refuse(console, f"--simulated measures no device: leave {asked[0]} out")
+    if out is not None and not summary and _holds_selftest(out):
+        refuse(
+            console, f"{out} already holds a selftest; give another --out, or --resume {out} to go on with it"
+        )
     if out is not None and resume is not None:
         refuse(console, "--out and --resume exclude each other: a resumed selftest stays where it is")
     if resume is not None and not resume.is_dir():
@@ -130,6 +137,21 @@ def show(found: Selftest, path: Path, console: Console, as_json: bool) -> None:
     else:
         print(path)
     raise typer.Exit(found.exit_code)
+
+
+def _given(
+    resume: Path | None, planted: bool, preset: str | None, device: str | None, timer: str | None
+) -> list[str]:
+    """The options for measuring that the user gave, as they are typed."""
+    options = {"--resume": resume, "--preset": preset, "--device": device, "--timer": timer}
+    return [
+        *(name for name, value in options.items() if value is not None),
+        *["--no-planted"] * (not planted),
+    ]
+
+
+def _holds_selftest(path: Path) -> bool:
+    return (path / RESULT).exists() or any(path.glob("run-*/manifest.json"))
 
 
 def _default() -> Path:

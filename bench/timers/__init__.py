@@ -34,13 +34,15 @@ class StepTime:
     """One timed step. ``us`` is the op's interval, ``None`` where ``void`` says why the step has none.
 
     ``kernels`` names the op's kernels, copies and fills in order; it is empty where the timer does not see
-    them. ``host_us`` is how long the call took on the host, where that is another time.
+    them. ``host_us`` is how long the call took on the host, ``pace_us`` how long the mark and the flush
+    before it did, which are the same work for every arm; both where the timer knows.
     """
 
     us: float | None
     void: str = ""
     kernels: tuple[str, ...] = ()
     host_us: float | None = field(default=None, compare=False)
+    pace_us: float | None = field(default=None, compare=False)
 
 
 class Timer(Protocol):

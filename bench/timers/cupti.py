@@ -83,21 +83,23 @@ class CuptiTimer:
     ) -> list[StepTime]:
         """As :meth:`bench.timers.Timer.visit`."""
         total = untimed + steps
-        mark, synchronize = torch.cuda._sleep, torch.cuda.synchronize
+        mark, synchronize, now = torch.cuda._sleep, torch.cuda.synchronize, time.perf_counter_ns
         with torch.cuda.device(self._device):
             synchronize()
             self._session.discard()
             collecting = gc.isenabled()
             gc.disable()  # a collection between two kernels of an eager op would be inside its interval
-            host_ns = []
+            host = []
             try:
                 for _ in range(total):
+                    begin = now()
                     mark(1)
                     cold()
+                    pace = now() - begin
                     synchronize()
-                    called = time.perf_counter_ns()
+                    begin = now()
                     launch()
-                    host_ns.append(time.perf_counter_ns() - called)
+                    host.append((now() - begin, pace))
                     synchronize()
             finally:
                 if collecting:
@@ -105,8 +107,8 @@ class CuptiTimer:
             activities = self._session.collect(total)
         found = attribute(activities, total, expected)
         self.odd_correlations += found.odd
-        steps_and_host = list(zip(found.steps, host_ns, strict=True))[untimed:]
-        return [replace(step, host_us=ns / 1e3) for step, ns in steps_and_host]
+        timed = list(zip(found.steps, host, strict=True))[untimed:]
+        return [replace(step, host_us=ns / 1e3, pace_us=pace / 1e3) for step, (ns, pace) in timed]
 
     def cross_check(self, launch: Callable[[], None] | None = None) -> TimerFacts:
         """Time one launch by CUPTI and by events that wait behind a delay kernel, and keep both for

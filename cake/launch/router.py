@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -170,7 +172,7 @@ class BoundPlan:
         pdl = pdl and torch.cuda.get_device_capability(device) >= (9, 0)
         self._launcher = driver.Launcher(kernel, plan.grid, p.threads, p.smem_bytes, self._params, pdl=pdl)
         self._counts = plan.counters > 0
-        self._shared: Workspace | None = None
+        self._shared: Callable[[], Workspace | None] = _none
         self._lock = threading.Lock()
 
     def launch(self, at: tuple[int, int, int], stream: int) -> None:
@@ -190,11 +192,18 @@ class BoundPlan:
             self._launcher(stream)
 
     def _stream_space(self, stream: int) -> Workspace:
-        """The stream's workspace, looked up once (0.5 us); under capture a new one from the capture's pool:
-        the graph owns its memory, and zeroes the counters.
+        """The stream's workspace, looked up again only when it is gone (0.5 us; a weak reference, so that one
+        outgrown is not kept); under capture a new one from the capture's pool: the graph owns its memory, and
+        zeroes the counters.
         """
         if torch._C._cuda_isCurrentStreamCapturing():
             return Workspace(self.plan.partial_floats, self.plan.counters, self.device)
-        if self._shared is None:
-            self._shared = WORKSPACES.get(self.plan.partial_floats, self.plan.counters, self.device, stream)
-        return self._shared
+        space = self._shared()
+        if space is None:
+            space = WORKSPACES.get(self.plan.partial_floats, self.plan.counters, self.device, stream)
+            self._shared = weakref.ref(space)
+        return space
+
+
+def _none() -> None:
+    return None

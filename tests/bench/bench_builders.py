@@ -67,7 +67,7 @@ def samples(times, groups=10, steps=4, noise=0.001, seed=0):
         for group in range(groups):
             for step in range(steps):
                 value = None if us is None else us * (1 + noise * rng.standard_normal())
-                lines.append((name, group, position, step, value, "" if us else "no records", None))
+                lines.append((name, group, position, step, value, "" if us else "no records", None, None))
     return pd.DataFrame(lines, columns=list(SAMPLE_COLUMNS))
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.model import SCHEMA, Cells
+from bench.statistics import JUDGEMENT
 from bench.store import RunDir, open_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,13 +42,6 @@ def shapes(tmp_path):
     return path
 
 
-@pytest.fixture
-def no_host_times(monkeypatch):
-    monkeypatch.setattr(
-        "bench.host.host_times", lambda rows, arms, *a, **k: {(r.key, n): 1.5 for r in rows for n in arms}
-    )
-
-
 def invoke(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments], terminal_width=200)
 
@@ -71,7 +65,7 @@ def start(*arguments, **environment):
     )
 
 
-def test_run_ends_with_the_path_of_its_report(tmp_path, shapes, no_host_times):
+def test_run_ends_with_the_path_of_its_report(tmp_path, shapes):
     out = tmp_path / ("a-long-name-" * 12)
     result = invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out)
     assert result.exit_code == 0, result.output
@@ -79,7 +73,7 @@ def test_run_ends_with_the_path_of_its_report(tmp_path, shapes, no_host_times):
     assert (out / "report.md").is_file()
 
 
-def test_json_is_one_object_on_stdout(tmp_path, shapes, no_host_times):
+def test_json_is_one_object_on_stdout(tmp_path, shapes):
     out = tmp_path / "run"
     common = ("--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--ops", "fwd,dgrad")
     result = invoke("run", *common, "--out", out, "--json")
@@ -92,7 +86,7 @@ def test_json_is_one_object_on_stdout(tmp_path, shapes, no_host_times):
     assert again == made and (out / "report.md").is_file()
 
 
-def test_report_of_an_unfinished_run_exits_2(tmp_path, shapes, no_host_times):
+def test_report_of_an_unfinished_run_exits_2(tmp_path, shapes):
     out = tmp_path / "run"
     invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out)
     next((out / "rows").glob("*.json")).unlink()
@@ -120,6 +114,10 @@ def test_refused_environment(monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (("--timer", "cupti"), "error: timer cupti needs a CUDA device, got cpu; use --timer cpu there"),
+        (
+            ("--timer", "host"),
+            "error: timer host needs a CUDA device: on a CPU a call's latency is its host time; use ",
+        ),
         (("--timer", "sundial"), "error: timer is 'sundial'; needs one of cupti, events, cpu, host"),
         (("--arms", "absent.py"), "error: arm file absent.py is not a Python file that exists"),
         (("--shapes", "absent.toml"), "error: cannot read shapes from absent.toml"),
@@ -149,6 +147,72 @@ def test_device_without_a_driver(tmp_path, monkeypatch):
     )
 
 
+@pytest.fixture
+def old_run(tmp_path, shapes):
+    """A run that was judged by another rule than this version's, and its files."""
+    path = tmp_path / "old"
+    invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--ops", "fwd", "--out", path)
+    run = open_run(path)
+    rule = run.manifest().judgement | {"sought_effect": 1e-9, "min_effect": 1e6}
+    run.write_manifest(run.manifest().model_copy(update={"judgement": rule}))
+    return run
+
+
+def test_a_run_is_reported_by_its_own_rule(old_run):
+    before = (old_run.path / "manifest.json").read_bytes()
+    result = invoke("report", old_run.path)
+    assert result.exit_code == 0, result.output
+    assert (old_run.path / "manifest.json").read_bytes() == before
+    assert {c.verdict for c in old_run.cells().cells if c.ratio is not None} == {"unclear"}
+    assert "by at least 1e+08 %" in (old_run.path / "report.md").read_text()
+    assert "note: judged by the rule recorded with the run (min_effect 1e+06, not 0.003" in result.stderr
+
+
+def test_a_rule_that_this_version_does_not_have_leaves_the_cells_as_they_are(old_run):
+    invoke("report", old_run.path)
+    m = old_run.manifest()
+    old_run.write_manifest(m.model_copy(update={"judgement": {"level": 0.99, "wilcoxon": 1.0}}))
+    before = {p: p.read_bytes() for p in old_run.path.rglob("*.json")}
+    result = invoke("report", old_run.path)
+    assert result.exit_code == 0, result.output
+    assert {p: p.read_bytes() for p in old_run.path.rglob("*.json")} == before
+    (old_run.path / "cells.json").unlink()
+    assert refused(invoke("report", old_run.path)) == (
+        f"error: {old_run.path} has no cells, and was judged by a rule that this version does not have; to "
+        f"judge a copy by this version's: cake-bench report {old_run.path} --rejudge --out DIR"
+    )
+
+
+def test_another_rule_judges_a_copy(old_run, tmp_path):
+    assert refused(invoke("report", old_run.path, "--rejudge")) == (
+        "error: --rejudge needs --out DIR: a run keeps the verdicts of its own rule"
+    )
+    invoke("report", old_run.path)
+    before = {p: p.read_bytes() for p in old_run.path.rglob("*") if p.is_file()}
+    plain, again = tmp_path / "plain", tmp_path / "again"
+    assert invoke("report", old_run.path, "--out", plain).exit_code == 0
+    result = invoke("report", old_run.path, "--rejudge", "--out", again)
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1] == str(again / "report.md")
+    assert {p: p.read_bytes() for p in old_run.path.rglob("*") if p.is_file()} == before
+    assert (plain / "report.md").read_bytes() == (old_run.path / "report.md").read_bytes()
+    assert open_run(again).manifest().judgement == JUDGEMENT.as_dict()
+    assert open_run(again).cells() != open_run(plain).cells()
+    assert "already holds a run" in refused(invoke("report", old_run.path, "--out", again))
+
+
+@pytest.mark.parametrize("command", ["compare", "gate"])
+def test_a_run_beside_itself_is_refused(old_run, command):
+    line = refused(invoke(command, old_run.path, old_run.path))
+    assert line.startswith("error: runs 1 and 2 are the same run (router-") and "give each once" in line
+
+
+def test_damaged_host_times_are_one_line(old_run):
+    (old_run.path / "host.json").write_text("{}")
+    assert refused(invoke("report", old_run.path)).startswith(
+        f"error: {old_run.path / 'host.json'} is damaged (KeyError('times')); delete it"
+    )
+
+
 def test_report_of_no_run(tmp_path):
     assert refused(invoke("report", tmp_path)).startswith(f"error: {tmp_path} is no run directory")
 
@@ -173,7 +237,7 @@ def test_a_run_that_cannot_be_read(tmp_path, text, message, command):
     assert refused(invoke(*command, tmp_path)).startswith(f"error: {message.format(path=path)}")
 
 
-def test_a_full_disk_keeps_finished_rows(tmp_path, shapes, no_host_times, monkeypatch):
+def test_a_full_disk_keeps_finished_rows(tmp_path, shapes, monkeypatch):
     write, out = RunDir.write_row, tmp_path / "run"
 
     def full_at_the_second(run, facts, samples, again=False):
@@ -189,12 +253,11 @@ def test_a_full_disk_keeps_finished_rows(tmp_path, shapes, no_host_times, monkey
         f"finished rows are kept: mend that and go on with --resume {out}"
     )
     monkeypatch.undo()
-    monkeypatch.setattr("bench.host.host_times", lambda *a, **k: {})
     result = invoke("run", "--resume", out)
     assert result.exit_code == 0, result.output
 
 
-def test_a_run_directory_that_became_read_only(tmp_path, shapes, no_host_times, monkeypatch):
+def test_a_run_directory_that_became_read_only(tmp_path, shapes, monkeypatch):
     out = tmp_path / "run"
     invoke("run", "--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--ops", "fwd", "--out", out)
 
@@ -203,15 +266,6 @@ def test_a_run_directory_that_became_read_only(tmp_path, shapes, no_host_times, 
 
     monkeypatch.setattr(RunDir, "write_cells", read_only)
     assert refused(invoke("report", out)).startswith("error: cells.json: Read-only file system; ")
-
-
-def test_a_run_without_interval_times(tmp_path, shapes, no_host_times):
-    out = tmp_path / "run"
-    arguments = ("--preset", "smoke", "--device", "cpu", "--shapes", shapes, "--out", out, "--timer", "host")
-    assert invoke("run", *arguments).exit_code == 0
-    cells = open_run(out).cells().cells
-    assert all(c.us is None and c.reason for c in cells)
-    assert {c.host_us for c in cells if c.arm != "sota"} == {1.5}
 
 
 @pytest.fixture
@@ -257,7 +311,7 @@ def test_a_killed_run_resumes_and_keeps_finished_rows_to_the_byte(slow_run):
     assert run.cells().missing == ()
     assert not list(out.rglob("*.tmp"))
     slow = [c for c in run.cells().cells if c.arm == "slow"]
-    assert len(slow) == 3 and all(c.us and c.us > 50_000 and c.host_us for c in slow)
+    assert len(slow) == 3 and all(c.us and c.us > 50_000 and c.host_us is None for c in slow)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -50,10 +50,7 @@ def slowed(op):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A small suite, no child for host times, and ``--previous base`` as the working tree's own cake."""
-    monkeypatch.setattr(
-        "bench.host.host_times", lambda rows, arms, *a, **k: {(r.key, n): 1.5 for r in rows for n in arms}
-    )
+    """A small suite, and ``--previous base`` as the working tree's own cake."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
     previous(monkeypatch, cake)
@@ -193,10 +190,13 @@ def test_an_interrupted_re_measurement_is_resumed(place, monkeypatch):
 
 def test_two_runs(place, monkeypatch):
     invoke("run", *measuring(place, "--ops", "bwd"))
+    base = open_run(place / "run")
+    base.write_manifest(base.manifest().model_copy(update={"run": "base"}))  # both begin in one second
     monkeypatch.setattr("bench.arms.cake", slowed("bwd"))
     options = [str(a) for a in measuring(place, "--ops", "bwd")]
     options[options.index(str(place / "run"))] = str(place / "new")
     invoke("run", *options)
+    before = {p.name: p.read_bytes() for p in (place / "run").iterdir() if p.is_file()}
     result = invoke("gate", place / "run", place / "new")
     assert result.exit_code == 1, result.output
     assert "bwd eager T=8 H=64 N=16: slower: previous/new = " in result.stdout
@@ -204,7 +204,7 @@ def test_two_runs(place, monkeypatch):
         "through " in result.stdout and "note: two runs: compared through the library calls" in result.stdout
     )
     assert json.loads((place / "new" / "gate.json").read_text())["form"] == "across runs"
-    assert not (place / "run" / "gate.json").exists()
+    assert {p.name: p.read_bytes() for p in (place / "run").iterdir() if p.is_file()} == before
 
 
 def test_a_run_without_a_previous_version(place):

@@ -66,11 +66,6 @@ def shapes(tmp_path):
     return path
 
 
-@pytest.fixture
-def no_host_times(monkeypatch):
-    monkeypatch.setattr("bench.host.host_times", lambda *a, **k: {})
-
-
 def test_a_pass_visits_every_arm_there_and_back():
     preset = in_passes(preset_for("full", "cuda"), 3)
     assert (preset.form, preset.groups, preset.steps) == ("passes", 3, 5)
@@ -104,7 +99,7 @@ def test_too_few_passes():
     assert in_passes(preset_for("smoke", "cpu")).steps == 2
 
 
-def test_a_run_in_passes_has_slower_passes_and_goes_on_as_one(tmp_path, shapes, no_host_times):
+def test_a_run_in_passes_has_slower_passes_and_goes_on_as_one(tmp_path, shapes):
     out = tmp_path / "run"
     made = invoke("run", *SMOKE, "--shapes", shapes, "--passes", 4, "--out", out)
     assert made.exit_code == 0, made.output
@@ -120,7 +115,7 @@ def test_a_run_in_passes_has_slower_passes_and_goes_on_as_one(tmp_path, shapes, 
     assert refused.exit_code == 2 and "form" in refused.stderr
 
 
-def test_a_warm_run_flushes_nothing_and_says_so(tmp_path, shapes, no_host_times, monkeypatch):
+def test_a_warm_run_flushes_nothing_and_says_so(tmp_path, shapes, monkeypatch):
     flushed = []
     monkeypatch.setattr("bench.l2.L2.flush", lambda self: flushed.append(1))
     monkeypatch.setattr("bench.l2.L2.prove", lambda self, timer: flushed.append(2))
@@ -152,6 +147,6 @@ def test_forms_that_cannot_be(tmp_path, options, words):
     assert done.exit_code == 2 and words in done.stderr and not (tmp_path / "run").exists()
 
 
-def test_the_json_of_a_run_is_as_ever(tmp_path, shapes, no_host_times):
+def test_the_json_of_a_run_is_as_ever(tmp_path, shapes):
     made = invoke("run", *SMOKE, "--shapes", shapes, "--form", "passes", "--out", tmp_path / "r", "--json")
     assert json.loads(made.stdout)["exit_code"] == 0

@@ -9,12 +9,15 @@ from bench_builders import ROW, arm, manifest, row_facts, samples
 from bench.cells import flagged, make_cells
 from bench.gate import judge, judge_runs
 from bench.model import CallFacts, Cells
+from bench.statistics import JUDGEMENT
 from bench.store import sample_arrays
 from bench.suites import Row, Shape
 
 ARMS = ("cake", "control", "cake_det", "cake_prev", "lib_a", "lib_b")
 TIMES = {"cake": 10.0, "control": 10.0, "cake_det": 10.5, "cake_prev": 10.0, "lib_a": 12.0, "lib_b": 11.0}
 OTHER = Row("router", "fwd", "graph", Shape(64, 128, 32))
+#: Rows enough for one of them to be unclear.
+MORE = tuple(Row("router", "fwd", "eager", Shape(64, H, 32)) for H in (128, 256, 512))
 
 
 def kind(name):
@@ -76,8 +79,8 @@ def test_a_flag_whose_repeat_is_too_wide_to_say_is_unclear_not_the_same(cake):
     facts, samples = measured()
     scattered = samples["cake"] * np.linspace(0.9, 1.1, len(samples["cake"]))[:, None]
     again = {ROW.key: (facts, samples | {"cake": scattered})}
-    m = manifest(rows=(ROW, OTHER), arms=ARMS, finished="x")
-    result = gated(measured(cake=cake), measured(row=OTHER), m=m, again=again)
+    m = manifest(rows=(ROW, *MORE), arms=ARMS, finished="x")
+    result = gated(measured(cake=cake), *(measured(row=row) for row in MORE), m=m, again=again)
     assert result.exit_code == 0 and result.unclear == (ROW.key,) and result.dismissed == ()
     assert not any("not measured again" in note for note in result.notes)
     only = gated(measured(cake=cake), again=again)
@@ -190,6 +193,23 @@ def test_bits_may_change_only_with_what_decides_them(change, code):
     assert result.exit_code == code and (code == 0 or kinds(result) == [("bits", "cake_prev")])
 
 
+def test_other_bits_of_a_version_whose_program_is_not_known_are_a_note():
+    old = PLAN | {"det_bits": "y", "det_program_digest": None}
+    arms = {"cake": arm("cake", "cake", **PLAN), "cake_prev": arm("cake_prev", "cake", **old)}
+    result = gated(measured(arms=arms))
+    assert result.exit_code == 0 and result.notes == (
+        "output bits differ on 1 row, and it is not known whether the program changed there",
+    )
+
+
+def test_a_verdict_by_another_rule_says_so():
+    rule = JUDGEMENT.as_dict() | {"level": 0.9}
+    result = gated(measured(), m=manifest(arms=ARMS, finished="x", judgement=rule))
+    assert result.notes == (
+        "judged by the rule recorded with the run, not by this version's: level 0.9, not 0.995",
+    )
+
+
 def test_deterministic_bits_that_differ_between_calls_are_red():
     result = gated(measured(arms={"cake_det": arm("cake_det", "cake", bits="a", bits_after="b")}))
     assert result.exit_code == 1 and kinds(result) == [("bits", "cake_det")]
@@ -238,21 +258,24 @@ def test_a_run_without_a_previous_version_has_nothing_to_gate():
     assert judge(Cells(cells=()), manifest(rows=(), arms=ARMS)).exit_code == 2
 
 
-def test_unclear_rows_are_told_and_all_of_them_are_no_verdict():
-    m = manifest(rows=(ROW, OTHER), arms=ARMS, finished="x")
+def noisy(row=ROW, **times):
+    """A row whose groups scatter by 5 %."""
+    rng = np.random.default_rng(3)
+    facts, arrays = measured(row=row, **times)
+    return facts, {n: a * (1 + 0.05 * rng.standard_normal((a.shape[0], 1))) for n, a in arrays.items()}
 
-    def noisy(row):
-        rng = np.random.default_rng(3)
-        facts, arrays = measured(row=row)
-        wide = {n: a * (1 + 0.05 * rng.standard_normal((a.shape[0], 1))) for n, a in arrays.items()}
-        return facts, wide
 
-    result = gated(measured(), noisy(OTHER), m=m)
+def test_unclear_rows_are_told_and_many_of_them_are_no_verdict():
+    m = manifest(rows=(ROW, OTHER, *MORE), arms=ARMS, finished="x")
+    fine = [measured(row=row) for row in MORE]
+    result = gated(measured(), noisy(OTHER), *fine, m=m)
     assert result.exit_code == 0 and result.unclear == (OTHER.key,)
-    result = gated(noisy(ROW), noisy(OTHER), m=m)
-    assert result.exit_code == 2 and result.findings[0].reason.startswith(
-        "every row is unclear, its interval"
-    )
+    result = gated(noisy(), noisy(OTHER), *fine, m=m)
+    assert result.exit_code == 2
+    assert [f.reason for f in result.findings] == [
+        "2 of 5 rows are unclear and could hide the slowdown sought, which is too many (over 25 %): measure "
+        "again with a larger preset, or on a device at rest"
+    ]
 
 
 def test_too_few_groups_cannot_be_judged():
@@ -296,6 +319,21 @@ def test_two_runs_go_through_the_libraries():
 def test_two_runs_have_wider_limits_and_say_so():
     result = across(measured(), measured(cake=10.2, seed=1))
     assert result.exit_code == 0 and "only a difference of more than 3 % counts" in result.notes[0]
+
+
+def test_two_runs_too_noisy_to_see_the_effect_are_unclear():
+    """The same code at 10 us and, beside a busy neighbour, at 600 us is no proof that nothing is slower."""
+    result = across(measured(), noisy(cake=600.0, lib_a=720.0, lib_b=660.0))
+    assert result.exit_code == 2 and result.unclear == (ROW.key,)
+    assert result.findings[0].reason.startswith("1 of 1 row is unclear and could hide the slowdown sought")
+
+
+def test_a_few_unclear_rows_of_two_runs_are_told():
+    m = manifest(rows=(ROW, *MORE), arms=ARMS, finished="x")
+    base, new = ([measured(row=row, seed=seed) for row in MORE] for seed in (0, 1))
+    cells = [make_cells(m, [measured(), *base]), make_cells(m, [noisy(), *new])]
+    result = judge_runs(cells[0], m.model_copy(update={"run": "base"}), cells[1], m)
+    assert result.exit_code == 0 and result.unclear == (ROW.key,)
 
 
 def test_a_rival_of_another_version_is_not_shared():

@@ -8,7 +8,7 @@ from test_run import bench
 from baselines.gemm import Unsupported
 from bench.accuracy import references
 from bench.conduct import measure_row
-from bench.planted import LONG_SPIN, PLANTED, SHORT_SPIN, Calibration, selftest_arms, solve
+from bench.planted import LONG_SPIN, PLANTED, SHORT_SPIN, Calibration, certain, selftest_arms, solve
 from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
 
@@ -27,6 +27,15 @@ def test_the_spin_makes_up_for_what_is_hidden_of_it(cake, hidden):
     assert found.us_per_clock == pytest.approx(0.0025)
     assert found.offset_us == pytest.approx(-hidden)
     assert found.clocks(5) == pytest.approx((0.05 * cake + hidden) / 0.0025, abs=1)
+
+
+@pytest.mark.parametrize(("scatter", "enough"), [(0.05, True), (0.5, False)])
+def test_there_are_more_rounds_while_the_offset_is_not_certain(scatter, enough):
+    graph = [20.0 + scatter * (-1) ** i for i in range(5)]
+    rounds = {"cake": graph, "graph": graph, "short": [21.0] * 5, "long": [23.0] * 5}
+    assert certain(rounds) is enough
+    assert certain({**rounds, "long": [23.0] * 4})  # one without a time: solve() says so
+    assert certain({"cake": graph})  # a CPU
 
 
 def test_a_planted_program_that_is_slow_enough_does_not_spin():

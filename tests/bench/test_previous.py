@@ -19,7 +19,14 @@ import cake
 from bench import previous
 from bench.accuracy import measure, references
 from bench.arms import cake_arms, lacks
-from bench.previous import WORKING_TREE, PreviousError, load_copy, load_previous, program_digest
+from bench.previous import (
+    WORKING_TREE,
+    PreviousError,
+    load_copy,
+    load_previous,
+    package_digest,
+    program_digest,
+)
 from bench.run import conduct
 from bench.session import Options, RunRefused
 from bench.store import open_run
@@ -159,6 +166,7 @@ def test_a_copy_of_the_working_tree_takes_the_same_route():
 def test_another_text_of_the_package_is_another_copy(tmp_path):
     changed = repository(tmp_path / "r", OTHER_TILE)
     assert load_copy(changed / "cake").commit != load_copy().commit
+    assert package_digest(changed / "cake") == load_copy(changed / "cake").commit
 
 
 def test_what_programs_are_made_of(tmp_path):
@@ -282,7 +290,7 @@ def test_a_run_with_a_previous_version(repo, small, monkeypatch):
     assert manifest.previous == {"ref": "main", "commit": git(repo, "rev-parse", "HEAD")}
     assert manifest.arms[:4] == ("cake", "control", "cake_det", "cake_prev") and not manifest.control_run
     fwd, dgrad = cells["cake_prev", "fwd"], cells["cake_prev", "dgrad"]
-    assert fwd.changed == () and fwd.bits_equal is True and fwd.us and fwd.ratio and fwd.host_us
+    assert fwd.changed == () and fwd.bits_equal is True and fwd.us and fwd.ratio
     assert dgrad.changed == ("program", "plan") and dgrad.bits_equal is True
     assert cells["cake", "fwd"].changed == ()
     facts = {a.arm: a for a in open_run(small["out"]).row(manifest.rows[0]).arms}
@@ -300,19 +308,14 @@ def test_a_run_with_a_previous_version(repo, small, monkeypatch):
         make(monkeypatch, resume=small["out"], control_run=True)
 
 
-@pytest.fixture
-def no_host_times(monkeypatch):
-    monkeypatch.setattr("bench.host.host_times", lambda *a, **k: {})
-
-
-def test_other_bits_are_named(other_bits, small, monkeypatch, no_host_times):
+def test_other_bits_are_named(other_bits, small, monkeypatch):
     _, cells = make(monkeypatch, other_bits, **small, previous="main", ops=("fwd", "wgrad"))
     fwd, wgrad = cells["cake_prev", "fwd"], cells["cake_prev", "wgrad"]
     assert fwd.bits_equal is False and fwd.changed == ("plan", "partition", "bits")
     assert wgrad.bits_equal is True and wgrad.changed == ()
 
 
-def test_a_control_run(small, monkeypatch, no_host_times):
+def test_a_control_run(small, monkeypatch):
     outcome, cells = make(monkeypatch, **small, control_run=True, ops=("fwd",))
     assert outcome.exit_code == 0
     manifest = open_run(small["out"]).manifest()
@@ -325,7 +328,7 @@ def test_a_control_run_has_no_ref(small, monkeypatch):
         make(monkeypatch, **small, control_run=True, previous="HEAD")
 
 
-def test_a_deterministic_call_that_fails_leaves_the_arm_alone(small, monkeypatch, no_host_times):
+def test_a_deterministic_call_that_fails_leaves_the_arm_alone(small, monkeypatch):
     copy = load_copy().module
     real = copy.router_forward
 

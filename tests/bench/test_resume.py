@@ -45,6 +45,16 @@ def test_rows_are_counted_not_listed():
     ("was", "now", "words"),
     [
         ({"git": {"commit": "aaa"}}, {"git": {"commit": "bbb"}}, "commit was aaa, now bbb"),
+        (
+            {"cake_digest": "a" * 64},
+            {"cake_digest": "b" * 64},
+            f"digest of cake's files was {'a' * 12}, now {'b' * 12}",
+        ),
+        (
+            {"judgement": {"level": 0.9}},
+            {"judgement": {"level": 0.8}},
+            "judgement was level 0.9, now level 0.8",
+        ),
         ({"versions": {"cublas": "13.1"}}, {"versions": {"cublas": "13.2"}}, "cublas was 13.1, now 13.2"),
         ({"versions": {"torch": "2.11"}}, {"versions": {"torch": "2.12"}}, "torch was 2.11, now 2.12"),
     ],
@@ -58,3 +68,4 @@ def test_other_code_is_refused(was, now, words):
 
 def test_a_commit_that_one_side_does_not_know_is_no_other():
     assert continued(manifest(git={"commit": "aaa"}), manifest(), RUN).git == {"commit": "aaa"}
+    assert continued(manifest(), manifest(cake_digest="b" * 64), RUN).cake_digest == ""

@@ -19,6 +19,7 @@ from bench.arms import Arm, Prepared, cake_arms, library_arms
 from bench.conduct import measure_row
 from bench.model import Cells, ClockReading, Manifest, Picks, Sample, TimerFacts
 from bench.presets import preset_for
+from bench.previous import package_digest
 from bench.run import _ended, conduct
 from bench.session import Options, RunRefused
 from bench.store import StoreError, open_run
@@ -212,15 +213,16 @@ def test_the_power_cap_is_a_label_without_repeats():
     assert facts.repeated_groups == 0 and arms["a"].flags == ("power-cap",)
 
 
-def host_timer(host_us, kernels=("one", "two")):
-    """Every step takes 10 us on the device, and on the host what ``host_us`` says for the visit's number."""
+def host_timer(pace_us, kernels=("one", "two"), host_us=9.0):
+    """Every step takes 10 us on the device and ``host_us`` on the host, and mark and flush what ``pace_us``
+    says for the visit's number.
+    """
     timer = FakeTimer(kernels)
     visits = iter(range(10**6))
 
     def visit(launch, *, steps, **_):
         launch()
-        host = host_us(next(visits))
-        return [StepTime(10.0, "", kernels, host)] * steps
+        return [StepTime(10.0, "", kernels, host_us, pace_us(next(visits)))] * steps
 
     timer.visit = visit
     return timer
@@ -234,8 +236,8 @@ def of_group(number):
 def test_a_group_beside_a_slow_host_is_measured_again_after_the_others():
     timer = host_timer(lambda visit: 9.0 + 3 * (visit == of_group(1)))
     arms, samples, facts = measured(Arm("a", right()), timer=timer)
-    assert facts.slow_host_groups == 1 and arms["a"].flags == ()
-    assert len(samples) == SMOKE.groups * SMOKE.steps and (samples.host_us == 9.0).all()
+    assert facts.slow_host_groups == 1 and (arms["a"].flags, arms["a"].slow_visits) == ((), 0)
+    assert len(samples) == SMOKE.groups * SMOKE.steps and (samples.pace_us == 9.0).all()
     assert list(samples.group) == sorted(samples.group)
 
 
@@ -243,29 +245,42 @@ def test_in_a_group_measured_again_a_visit_is_made_until_the_host_is_fast():
     again = of_group(SMOKE.groups)
     timer = host_timer(lambda visit: 9.0 + 3 * (visit in (of_group(1), again, again + 1)))
     arms, samples, facts = measured(Arm("a", right()), timer=timer)
-    assert facts.slow_host_groups == 1 and arms["a"].flags == ()
-    assert (samples.host_us == 9.0).all()
+    assert facts.slow_host_groups == 1 and (arms["a"].flags, arms["a"].slow_visits) == ((), 2)
+    assert (samples.pace_us == 9.0).all()
 
 
 def test_a_host_that_stays_slow_is_flagged_and_the_times_are_kept():
     always = (of_group(1), *range(of_group(SMOKE.groups), 100))
-    arms, samples, facts = measured(
-        Arm("a", right()), timer=host_timer(lambda visit: 9.0 + 3 * (visit in always))
-    )
-    assert facts.slow_host_groups == grouping.HOST_ROUNDS
+    timer = host_timer(lambda visit: 9.0 + 3 * (visit in always))
+    arms, samples, facts = measured(Arm("a", right()), timer=timer)
+    assert facts.slow_host_groups == 1
     assert arms["a"].flags == ("slow-host",) and samples.us.notna().all()
 
 
 @pytest.mark.parametrize(
-    ("slow", "kernels", "mode"),
-    [(12.0, ("one",), "eager"), (4.9, ("one", "two"), "eager"), (12.0, ("one", "two"), "graph")],
+    ("host", "kernels", "mode"),
+    [(9.0, ("one",), "eager"), (4.9, ("one", "two"), "eager"), (9.0, ("one", "two"), "graph")],
     ids=["one kernel", "too short to show", "a graph"],
 )
-def test_where_the_host_cannot_show_its_speed_is_no_matter(slow, kernels, mode, monkeypatch):
+def test_where_the_host_cannot_show_its_speed_is_no_matter(host, kernels, mode, monkeypatch):
     monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
-    timer = host_timer(lambda visit: slow if visit == of_group(1) else slow / 2, kernels)
+    timer = host_timer(lambda visit: 9.0 + 3 * (visit == of_group(1)), kernels, host)
     arms, _, facts = measured(Arm("a", right()), row=replace(ROW, mode=mode), timer=timer)
     assert (facts.slow_host_groups, arms["a"].flags) == (0, ())
+
+
+def test_an_arm_that_is_slow_on_the_host_now_and_then_keeps_those_visits():
+    """What an arm costs the host is the arm's: only the host's pace, the same for all, decides."""
+    timer, visits = FakeTimer(("one", "two")), iter(range(10**6))
+
+    def visit(launch, *, steps, **_):
+        launch()
+        us = 20.0 if next(visits) % 3 else 10.0
+        return [StepTime(us, "", timer.kernels, us, 9.0)] * steps
+
+    timer.visit = visit
+    _, samples, facts = measured(Arm("a", right()), timer=timer, preset=replace(SMOKE, groups=6))
+    assert facts.slow_host_groups == 0 and (samples.us == 20.0).mean() == pytest.approx(2 / 3)
 
 
 def test_voided_steps_are_counted():
@@ -478,15 +493,7 @@ def make(options):
     return conduct(options, Console(file=text, width=200)), text.getvalue()
 
 
-@pytest.fixture
-def no_host_times(monkeypatch):
-    """Host times start a process, which takes seconds; here they are made up."""
-    monkeypatch.setattr(
-        "bench.host.host_times", lambda rows, arms, *a, **k: {(r.key, n): 1.5 for r in rows for n in arms}
-    )
-
-
-def test_a_whole_run(small, no_host_times):
+def test_a_whole_run(small):
     outcome, text = make(small)
     assert outcome.exit_code == 0 and outcome.problems == ()
     run = open_run(small.out)
@@ -499,7 +506,9 @@ def test_a_whole_run(small, no_host_times):
     names = {c.arm for c in outcome.cells.cells}
     assert names == {"cake", "control", "cake_det", "torch_fp32", "numpy_fp32", "sequence", "sota"}
     assert all(c.us for c in outcome.cells.cells)
-    assert all(c.host_us == 1.5 for c in outcome.cells.cells)
+    assert outcome.run.manifest().cake_digest == package_digest()
+    assert all(c.host_us is None for c in outcome.cells.cells)
+    assert not (outcome.run.path / "host.json").exists()  # on a CPU a call's latency is the host's time
     assert all(c.bits_equal for c in outcome.cells.cells if c.arm == "cake_det")
     picks = Picks.model_validate(run.read_json("picks.json"))
     assert [(s.kind, s.T) for s in picks.searches] == [
@@ -509,7 +518,7 @@ def test_a_whole_run(small, no_host_times):
     assert "torch" in manifest.libraries["torch_fp32"]
 
 
-def test_a_ctrl_c_keeps_finished_rows_and_resume_does_the_rest(small, no_host_times, monkeypatch):
+def test_a_ctrl_c_keeps_finished_rows_and_resume_does_the_rest(small, monkeypatch):
     from bench import run as running
 
     real, count = running.measure_row, []
@@ -536,7 +545,7 @@ def test_a_ctrl_c_keeps_finished_rows_and_resume_does_the_rest(small, no_host_ti
     assert len(after) == 8 and before.items() <= after.items()
 
 
-def test_resuming_a_finished_run_measures_nothing(small, no_host_times, monkeypatch):
+def test_resuming_a_finished_run_measures_nothing(small, monkeypatch):
     make(small)
     monkeypatch.setattr("bench.run.measure_row", None)
     outcome, _ = make(Options(resume=small.out))
@@ -558,7 +567,7 @@ def test_resuming_a_finished_run_measures_nothing(small, no_host_times, monkeypa
         ),
     ],
 )
-def test_resuming_as_another_run_is_refused(small, no_host_times, tmp_path, fields, message):
+def test_resuming_as_another_run_is_refused(small, tmp_path, fields, message):
     make(small)
     (tmp_path / "mine.py").write_text(
         "from bench.arms import Arm\nARMS = [Arm('mine', lambda r, t: t.X.sum)]"
@@ -570,7 +579,7 @@ def test_resuming_as_another_run_is_refused(small, no_host_times, tmp_path, fiel
     assert str(e.value).startswith(f"cannot resume {small.out}: {message.format(path=small.out)}")
 
 
-def test_resume_of_another_schema(small, no_host_times):
+def test_resume_of_another_schema(small):
     make(small)
     path = small.out / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 7}))
@@ -578,7 +587,7 @@ def test_resume_of_another_schema(small, no_host_times):
         make(Options(resume=small.out))
 
 
-def test_a_user_arm_that_raises_half_way(small, no_host_times, tmp_path):
+def test_a_user_arm_that_raises_half_way(small, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "from bench.arms import Arm\n"
@@ -595,7 +604,7 @@ def test_a_user_arm_that_raises_half_way(small, no_host_times, tmp_path):
     assert outcome.exit_code == 0  # a user's arm or a rival never decides the exit code
 
 
-def test_an_inaccurate_cake_arm_exits_1(small, no_host_times, monkeypatch):
+def test_an_inaccurate_cake_arm_exits_1(small, monkeypatch):
     monkeypatch.setattr("bench.session.cake_arms", lambda previous: [Arm("cake", wrong, "cake")])
     outcome, _ = make(replace(small, ops=("bwd",)))
     assert outcome.exit_code == 1
@@ -604,7 +613,7 @@ def test_an_inaccurate_cake_arm_exits_1(small, no_host_times, monkeypatch):
     )
 
 
-def test_a_cake_arm_that_fails_exits_2(small, no_host_times, monkeypatch):
+def test_a_cake_arm_that_fails_exits_2(small, monkeypatch):
     monkeypatch.setattr("bench.session.cake_arms", lambda previous: [Arm("cake", raising(1), "cake")])
     outcome, _ = make(replace(small, ops=("fwd",)))
     assert outcome.exit_code == 2
@@ -627,7 +636,7 @@ def test_refused_options(small, fields, message):
         make(replace(small, **fields))
 
 
-def test_cells_json_is_the_cells_model(small, no_host_times):
+def test_cells_json_is_the_cells_model(small):
     make(small)
     Cells.model_validate_json((small.out / "cells.json").read_text())
 
@@ -648,7 +657,7 @@ def test_a_whole_run_on_the_gpu(tmp_path):
     assert all(c.us for c in outcome.cells.cells if c.arm == "sota")
 
 
-def test_a_stranger_that_came_while_the_run_went_is_flagged(small, no_host_times, monkeypatch):
+def test_a_stranger_that_came_while_the_run_went_is_flagged(small, monkeypatch):
     monkeypatch.setattr("bench.run.shared_gpu", lambda device: True)
     outcome, text = make(replace(small, ops=("fwd",)))
     manifest = outcome.run.manifest()
@@ -657,7 +666,7 @@ def test_a_stranger_that_came_while_the_run_went_is_flagged(small, no_host_times
     assert all("shared-gpu" in c.flags for c in outcome.cells.cells) and manifest.notes[-1] in text
 
 
-def test_damaged_picks_are_one_line(small, no_host_times):
+def test_damaged_picks_are_one_line(small):
     make(small)
     (small.out / "picks.json").write_text('{"searches": 3}')
     next(small.out.glob("rows/*.json")).unlink()

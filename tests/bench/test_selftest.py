@@ -152,6 +152,12 @@ def test_the_command_goes_on_and_summarises(tmp_path):
     assert second.exit_code in (0, 1), second.output
     assert (where / "run-01" / "manifest.json").read_bytes() == before
     assert json.loads((where / "selftest.json").read_text())["cells"] == 2
+    old = (where / "selftest.json").read_bytes()
+    for more in (args, ["selftest", "--simulated"]):
+        refused = invoke([*more, "--runs", "1", "--out", str(where)])
+        words = f"error: {where} already holds a selftest; give another --out, or --resume {where} to go on"
+        assert refused.exit_code == 2 and refused.output.startswith(words)
+    assert (where / "selftest.json").read_bytes() == old
     again = invoke(["selftest", "--summarise", str(where / "run-01"), "--out", str(tmp_path / "one")])
     assert again.exit_code in (0, 1)
     assert json.loads((tmp_path / "one" / "selftest.json").read_text())["cells"] == 1
@@ -162,7 +168,15 @@ def test_the_command_goes_on_and_summarises(tmp_path):
     [
         (["--summarise"], "needs one or more"),
         (["somewhere"], "directories are for --summarise"),
-        (["--rows", "no-such-row", "--device", "cpu"], "no row of the suite is called no-such-row"),
+        (
+            ["--rows", "router-fwd-graph-T64-H4096-N256", "--device", "cpu", "--preset", "smoke"],
+            "no row of preset smoke is called router-fwd-graph-T64-H4096-N256; its 3 rows are "
+            "router-fwd-eager-T16-H512-N64, ",
+        ),
+        (["--simulated", "--no-planted"], "--simulated measures no device: leave --no-planted out"),
+        (["--simulated", "--device", "cpu"], "--simulated measures no device: leave --device out"),
+        (["--simulated", "--preset", "smoke"], "--simulated measures no device: leave --preset out"),
+        (["--simulated", "--timer", "cpu"], "--simulated measures no device: leave --timer out"),
         (["--resume", "/no/such/place"], "there is no /no/such/place"),
     ],
 )

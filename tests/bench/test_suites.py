@@ -69,6 +69,7 @@ def test_shapes_from_a_file(tmp_path):
         ("shapes = [{T = 1}]", r"shapes\[0\] is {'T': 1}; needs positive integers T, H and optionally N"),
         ("shapes = [{T = 0, H = 4}]", r"shapes\[0\] is"),
         ("shapes = [{T = 1, H = 4, K = 4}]", r"shapes\[0\] is"),
+        ("shapes = [{T = 4, H = 4, N = 12}]", r"shapes\[0\] has N = 12; N must be a multiple of 8"),
         ("shapes = [", "cannot read shapes from"),
     ],
 )

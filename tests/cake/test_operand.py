@@ -95,3 +95,10 @@ def test_new_outputs_are_padded(dtype, step):
     out = operand.new_output((3, step + 1), dtype, torch.device("cpu"))
     assert out.stride() == (2 * step, 1) and out.shape == (3, step + 1)
     assert operand.new_output((3, step), dtype, torch.device("cpu")).is_contiguous()
+
+
+def test_a_lazily_negated_view_is_not_what_its_memory_says():
+    x = torch._neg_view(torch.zeros(4, 8))
+    with pytest.raises(ValueError, match=r"X is float32\[4, 8\] .*, lazily negated; pass X.resolve_neg\(\)"):
+        operand.check_tensor("X", x)
+    operand.check_tensor("X", x.resolve_neg())

@@ -403,7 +403,9 @@ class TestErrors:
         t = inputs(8, 8, 8, device)
         with pytest.raises(ValueError, match="emulation='tf32'; this version has 'bf16x3'"):
             cake.router_forward(t["X"], t["W"], emulation="tf32")
-        for splits in (0, 17, 2.0, True, [1]):
+        for splits in (1, 2):  # an entry each: True == 1 and 2.0 == 2 must not find it
+            cake.router_forward(t["X"], t["W"], splits=splits)
+        for splits in (0, 17, 1.0, 2.0, True, [1]):
             with pytest.raises(ValueError, match="splits=.*; needs None or an integer from 1 to 16"):
                 cake.router_forward(t["X"], t["W"], splits=splits)
 

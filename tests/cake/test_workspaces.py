@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +62,14 @@ def test_a_launch_keeps_its_stream_s_workspace_and_a_capture_gets_one_of_its_own
     assert len({id(x) for x in [kept, *(bound._stream_space(1) for _ in range(2))]}) == 3
     capturing.now = False
     assert bound._stream_space(1) is kept
+
+
+def test_an_outgrown_workspace_is_let_go(capturing, bound):
+    old = weakref.ref(bound._stream_space(1))
+    assert old() is not None
+    grown = router.WORKSPACES.get(2 * bound.plan.partial_floats, bound.plan.counters, CPU, 1)
+    gc.collect()
+    assert old() is None and bound._stream_space(1) is grown
 
 
 def test_what_a_capture_got_is_not_kept_where_it_came_first(capturing, bound):

@@ -280,7 +280,6 @@ CPU = {
     "untimed": 1,
     "groups": 10,
     "steps": 2,
-    "host_us": {"cake": 5400.0, "torch_fp32": 2100.0},
 }
 
 

@@ -53,6 +53,18 @@ def test_host_time_is_a_range_per_op_or_said_to_be_missing(h200_dir, broken_dir)
     assert said(broken_dir)["Host time per call"] == ("Host time per call was not measured in this run.",)
 
 
+def test_a_cpu_has_no_host_times_and_the_report_says_why(cpu_dir):
+    words = "A CPU's calls have no host time of their own: a call is over when it returns."
+    assert said(cpu_dir)["Host time per call"] == (words,)
+
+
+def test_one_row_that_has_a_result(small_dir):
+    run = load(small_dir)
+    rows = [replace(run.rows[0], cells={}, missing="the run ended"), *run.rows[1:]]
+    [line] = [text for text in accuracy(replace(run, rows=tuple(rows))) if "met" in text]
+    assert " on 1 of 1 row that has a result: " in line
+
+
 def test_the_quickest_library_call_is_so_over_all_shapes(small_dir):
     """A call that is quick at one shape alone, as a sequence of torch calls at the others, is not it."""
     run = load(small_dir)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from bench.model import Flag
 from bench.statistics import JUDGEMENT
 from bench.store import open_run
 from reports import definitions, markdown, write_report
@@ -193,6 +195,27 @@ def test_what_is_made_anew_is_said_where_it_was_recorded(h200_dir, cpu_dir):
     assert "from pass to pass" in said(h200_dir, form="passes")
     assert said(h200_dir, instances=None, reloads=None) == ""
     assert said(cpu_dir, instances=5, reloads=True) == ""  # a CPU has no programs to load
+
+
+def test_flags_that_occur_are_defined(h200_dir, cpu_dir):
+    h200, cpu = (dict(definitions.definitions(load(d))) for d in (h200_dir, cpu_dir))
+    assert "flag" not in h200
+    assert cpu["flag"] == "`warm` the L2 was not proven cold. It is said beside a time, and removes none"
+    run = load(h200_dir)
+    key, cell = next(iter(run.rows[0].cells.items()))
+    cells = {**run.rows[0].cells, key: cell.model_copy(update={"flags": get_args(Flag)})}
+    made = replace(run, rows=(replace(run.rows[0], cells=cells), *run.rows[1:]))
+    flags = dict(definitions.definitions(made))["flag"]
+    assert all(f"`{flag}` " in flags for flag in get_args(Flag))
+
+
+def test_what_is_not_known_of_the_device_is_left_out(cpu_dir):
+    run = load(cpu_dir)
+    assert "| last-level cache | 32 MiB |" in markdown.table(definitions.setup(run))
+    device = run.manifest.device.model_copy(update={"l2_mb": 0.0, "memory_gb": 0.0})
+    manifest = run.manifest.model_copy(update={"device": device})
+    table = markdown.table(definitions.setup(replace(run, manifest=manifest)))
+    assert "cache" not in table and "memory" not in table and "not recorded" not in table
 
 
 def test_a_dirty_tree_is_said(h200_dir, cpu_dir):

@@ -116,6 +116,16 @@ def test_nothing_changed(run):
     ]
 
 
+def test_changed_bits_of_a_program_that_is_not_known(run):
+    other = {"bits_equal": False, "bits_unknown": True, "program": None}
+    assert list(changed(edited(run, "cake_prev", other, other))) == [
+        "Programs and plans of the previous version are not known.",
+        "Deterministic outputs have the same bits on none of 2 rows.",
+        "The bits changed on all 2 rows.",
+        "It is not known whether the program changed on all 2 rows.",
+    ]
+
+
 def test_what_changed_is_named(run):
     old = {"program": "a", "partition": "k1", "bits_equal": False}
     news = {"program": "b", "partition": "k2"}
@@ -148,7 +158,10 @@ def test_bits_that_must_not_have_changed(run):
 
 def test_a_version_without_plans(run):
     made = edited(run, "cake_prev", {"program": None}, {"program": None})
-    assert list(changed(made)) == ["Programs and plans of the previous version are not known."]
+    assert list(changed(made)) == [
+        "Programs and plans of the previous version are not known.",
+        "Bits were not compared on 2 rows: one of the versions gave none there.",
+    ]
     table = tables.full(made, "graph")
     at = [c.title for c in table.columns].index("changed")
     assert all(line[at].startswith("unknown [") for line in table.lines)
