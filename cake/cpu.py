@@ -65,25 +65,25 @@ def _fold(leading: torch.Tensor, small: torch.Tensor, per_segment: int) -> torch
     return total
 
 
-@torch.no_grad()
 def run(plan: Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """``out[M, N] = a[M, K] @ b[K, N]`` by the plan. Views as in ``plan.problem``; writes through ``out``
-    only. Autograd does not see it, as it does not see a kernel.
+    only. Neither autograd nor autocast sees it, as they do not see a kernel.
     """
-    m, k = a.shape
-    n = b.shape[1]
-    chunks = -(-k // CHUNK)
-    b_parts = [_padded(part, chunks * CHUNK, n).view(chunks, CHUNK, n) for part in split(b.contiguous())]
-    for first in range(0, m, ROWS):
-        block = a[first : first + ROWS]
-        a_parts = [
-            _padded(part, ROWS, chunks * CHUNK).view(ROWS, chunks, CHUNK).transpose(0, 1)
-            for part in split(block.contiguous())
-        ]
-        (i, j), *rest = small_products(len(a_parts), len(b_parts))
-        small = torch.bmm(a_parts[i], b_parts[j])
-        for i, j in rest:
-            small.baddbmm_(a_parts[i], b_parts[j])
-        leading = torch.bmm(a_parts[0], b_parts[0])
-        total = _fold(leading, small, plan.partition.segment // CHUNK)
-        out[first : first + ROWS] = total[: block.shape[0]]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        m, k = a.shape
+        n = b.shape[1]
+        chunks = -(-k // CHUNK)
+        b_parts = [_padded(part, chunks * CHUNK, n).view(chunks, CHUNK, n) for part in split(b.contiguous())]
+        for first in range(0, m, ROWS):
+            block = a[first : first + ROWS]
+            a_parts = [
+                _padded(part, ROWS, chunks * CHUNK).view(ROWS, chunks, CHUNK).transpose(0, 1)
+                for part in split(block.contiguous())
+            ]
+            (i, j), *rest = small_products(len(a_parts), len(b_parts))
+            small = torch.bmm(a_parts[i], b_parts[j])
+            for i, j in rest:
+                small.baddbmm_(a_parts[i], b_parts[j])
+            leading = torch.bmm(a_parts[0], b_parts[0])
+            total = _fold(leading, small, plan.partition.segment // CHUNK)
+            out[first : first + ROWS] = total[: block.shape[0]]

@@ -229,6 +229,15 @@ def test_autograd_sees_nothing(device, kind):
         assert not call(kind, nothing, out=out.requires_grad_()).any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_changes_nothing(device, kind):
+    """A router stays FP32: what a call computes in is in its tensors, as for a kernel."""
+    tensors = inputs(65, 16, 256, device)
+    expected = call(kind, tensors)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert equal(call(kind, tensors), expected)
+
+
 def test_a_new_tensor_with_an_equal_key_computes_on_its_own_data(device):
     first, second = inputs(64, 64, 256, device, seed=1), inputs(64, 64, 256, device, seed=2)
     one, two = call("fwd", first), call("fwd", second)
