@@ -23,6 +23,8 @@ ACROSS_RUNS_EFFECT = 0.03
 #: More than this share of unclear rows is no verdict: a slowdown of the effect sought could hide in them. An
 #: H200's full preset leaves 12 % unclear, a preset that is too small or a busy device nearly all.
 MANY_UNCLEAR = 0.25
+#: So many rows are let pass among others, whatever share of a small gate they are.
+FEW_UNCLEAR = 2
 
 RowId = tuple[str, str]
 
@@ -265,8 +267,9 @@ def _finding(kind: str, gpu: str, key: str, arm: str, reason: str) -> GateFindin
 
 
 def _too_many_unclear(unclear: int, compared: int) -> list[GateFinding]:
-    """A finding where more than :data:`MANY_UNCLEAR` of the rows compared say nothing."""
-    if unclear <= MANY_UNCLEAR * compared:
+    """A finding where more than :data:`MANY_UNCLEAR` of the rows say nothing, unless they are few."""
+    few = unclear <= FEW_UNCLEAR and unclear < compared
+    if few or unclear <= MANY_UNCLEAR * compared:
         return []
     rows = f"{unclear} of {compared} row{'' if compared == 1 else 's'}"
     reason = (

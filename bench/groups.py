@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -24,7 +25,7 @@ VOIDED_SHARE = 0.05
 #: How often a group is measured again because the GPU slowed down for heat or a hardware reason.
 REPEATS = 2
 #: In eager mode the host's time between an op's launches is in the interval. A visit is beside a slow host if
-#: enqueueing the mark and the flush took longer than SLOW_PACE times the row's usual, which a quarter of all
+#: enqueueing the mark and the flush took longer than SLOW_PACE times the usual, which a quarter of the arm's
 #: visits are faster than: the same work for every arm, so that no arm's own host time decides. Where calls
 #: take more than SHOWING_HOST of an arm's interval, groups with such visits are measured again, PACE_ROUNDS
 #: times at most, and in them each visit PACE_VISITS times at most. More than SLOW_SHARE of an arm's visits
@@ -34,6 +35,10 @@ PACE_ROUNDS, PACE_VISITS, SLOW_SHARE = 2, 8, 0.2
 
 #: The samples of a group, by arm.
 Group = dict[str, list[Sample]]
+
+
+#: No arm's visits are made again for the host's pace.
+NO_LIMITS: Mapping[str, float] = {}
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Timing:
     clocks: list[ClockReading] = field(default_factory=list)
     flags: dict[int, list[Flag]] = field(default_factory=dict)
     repeated: int = 0
-    slow_host: set[int] = field(default_factory=set)
+    slow_host: Counter[int] = field(default_factory=Counter)
 
 
 def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callable[[float], None]) -> Timing:
@@ -60,6 +65,9 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
     for times in range(1, bench.preset.at_most + 1):
         timing.orders = ordered(list(by_name), times * bench.preset.groups)
         more = range(len(groups), len(timing.orders))
+        if not _make_instances(bench, row, works, more):
+            timing.orders = timing.orders[: len(groups)]
+            break
         for group in more:
             groups.append(_one_cool_group(bench, bench.timer, row, group, timing, by_name))
             progress(1 / len(more) if times == 1 else 0.0)
@@ -68,17 +76,35 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
         own = [w.arm.name for w in works if w.arm.kind == "cake" and w.alive]
         if not wide({name: _times(name, groups) for name in own}, CAKE):
             break
-    usual = usual_pace(groups)
     for name, work in by_name.items():
         mine = [i for i, group in enumerate(groups) if name in group]
         work.samples = [step for i in mine for step in groups[i][name]]
         _check_samples(work)
         for flag in dict.fromkeys(flag for i in mine for flag in timing.flags[i]):
             work.flag(flag)
-        beside = sum(_pace(groups[i][name]) > SLOW_PACE * usual for i in mine)
+        limit = pace_limit(groups, name)
+        beside = sum(_pace(groups[i][name]) > limit for i in mine)
         if timing.slow_host and beside > SLOW_SHARE * len(mine):
             work.flag("slow-host")
     return timing
+
+
+def _make_instances(bench: Bench, row: Row, works: Sequence[Work], groups: range) -> bool:
+    """Make the instances of all arms for these groups, so that nothing is done between their visits.
+
+    Of the first groups, an arm that cannot be made is given up; of more, the row makes do with those before:
+    false.
+    """
+    for work in works:
+        if groups.start == 0:
+            guard(bench, row, work, partial(work.launch, groups[-1]))
+        elif work.alive:
+            try:
+                work.launch(groups[-1])
+            except Exception:  # memory, most likely
+                guard(bench, row, work, bench.synchronize)
+                return False
+    return True
 
 
 def _times(name: str, groups: Sequence[Group]) -> Array:
@@ -93,11 +119,17 @@ def _again_beside_slow_host(
     if not any(host_shows([g[name] for g in groups if name in g], work) for name, work in works.items()):
         return
     for _ in range(PACE_ROUNDS):
-        limit = SLOW_PACE * usual_pace(groups)
-        slow = [i for i, group in enumerate(groups) if any(_pace(v) > limit for v in group.values())]
-        timing.slow_host |= set(slow)
+        limits = {name: pace_limit(groups, name) for name in works}
+        slow = [i for i, group in enumerate(groups) if any(_pace(v) > limits[n] for n, v in group.items())]
         for i in slow:
-            again = _one_cool_group(bench, timer, row, i, timing, works, limit)
+            if timing.slow_host[i] == PACE_ROUNDS:
+                continue
+            timing.slow_host[i] += 1
+            flags = timing.flags[i]
+            again = _one_cool_group(bench, timer, row, i, timing, works, limits)
+            if "thermal" in timing.flags[i] and "thermal" not in flags:
+                timing.flags[i] = flags
+                continue
             groups[i] = {name: again.get(name, steps) for name, steps in groups[i].items()}
 
 
@@ -110,15 +142,16 @@ def host_shows(visits: Sequence[Sequence[Sample]], work: Work) -> bool:
     return len(work.kernels) > 1 and host > SHOWING_HOST * us > 0
 
 
-def usual_pace(groups: Sequence[Group]) -> float:
-    """What the mark and the flush usually take on the host in this row, in us; 0 where the timer does not
-    know.
+def pace_limit(groups: Sequence[Group], name: str) -> float:
+    """What the mark and the flush may take on the host around an arm's steps, in us: SLOW_PACE times what
+    they usually do there (an arm may leave the host's caches cold for them); infinite where the timer does
+    not know.
 
     On a shared host a core needs 1.6 times its time from one moment to the next, for 50 to 500 ms: another
     tenant's work beside it.
     """
-    paces = [pace for group in groups for visit in group.values() if (pace := _pace(visit))]
-    return float(np.quantile(paces, USUAL_PACE)) if paces else 0.0
+    paces = [pace for group in groups if (pace := _pace(group.get(name, ())))]
+    return SLOW_PACE * float(np.quantile(paces, USUAL_PACE)) if paces else math.inf
 
 
 def _pace(visit: Sequence[Sample]) -> float:
@@ -138,13 +171,13 @@ def _one_cool_group(
     group: int,
     timing: Timing,
     works: dict[str, Work],
-    pace: float = math.inf,
+    limits: Mapping[str, float] = NO_LIMITS,
 ) -> Group:
     """The samples of a group, measured again while the GPU is slowed down, a few times at most; each visit
-    while the host is slower than ``pace``.
+    while the host's pace is beyond the arm's limit.
     """
     for attempt in range(REPEATS + 1):
-        around, samples = _one_group(bench, timer, row, group, timing.orders[group], works, pace)
+        around, samples = _one_group(bench, timer, row, group, timing.orders[group], works, limits)
         timing.clocks += around  # those of a repeated group too: they are why it was
         slow = any(bench.slowed(r) for r in around)
         if not slow or attempt == REPEATS:
@@ -163,7 +196,7 @@ def _one_group(
     group: int,
     order: Sequence[str],
     works: dict[str, Work],
-    pace: float,
+    limits: Mapping[str, float],
 ) -> tuple[list[ClockReading], Group]:
     readings = [bench.clocks.read(group)]
     samples: Group = {}
@@ -177,9 +210,9 @@ def _one_group(
             if work.prepared and work.prepared.reload:
                 work.prepared.reload()
             steps = samples.setdefault(name, [])  # of the way there, on a pass's way back
-            for _ in range(PACE_VISITS):
+            for attempt in range(PACE_VISITS):
                 found = _visit(bench, timer, work, group, position, len(steps))
-                if _pace(found) <= pace:
+                if _pace(found) <= limits.get(name, math.inf) or attempt + 1 == PACE_VISITS:
                     break
                 work.slow_visits += 1
             steps += found

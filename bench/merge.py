@@ -99,6 +99,7 @@ def _check(manifests: Sequence[Manifest]) -> None:
             "accuracy budget": m.budget,
             "judgement": m.judgement,
             "instances in graph mode": m.instances,
+            "groups at most": m.at_most * m.groups,
         }
 
     first = facts(manifests[0])
@@ -120,7 +121,7 @@ def refuse_twice(manifests: Sequence[Manifest]) -> None:
     """Raise :class:`MergeRefused` where two of the runs are one, maybe copied elsewhere."""
     seen = dict[tuple[str, ...], int]()
     for number, m in enumerate(manifests, 1):
-        same = seen.setdefault((m.run, m.node, m.device.uuid, m.started), number)
+        same = seen.setdefault((m.run, m.node, m.device.uuid, m.started, *m.merged), number)
         if same != number:
             raise MergeRefused(f"runs {same} and {number} are the same run ({m.run}); give each once")
 
@@ -228,6 +229,7 @@ def _merged_arm(name: str, parts: Sequence[_Part], used: Sequence[_Part]) -> Arm
             "bits_after": after,
             "det_bits": _det_bits(name, parts) or arms[0].det_bits,
             "voided": sum(arm.voided for arm in arms),
+            "slow_visits": sum(arm.slow_visits for arm in arms),
         }
     )
 

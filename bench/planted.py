@@ -126,7 +126,7 @@ def calibrate(bench: Bench, timer: Timer, plain: Arm, row: Row, tensors: Tensors
 
 def certain(rounds: Mapping[str, Sequence[float]]) -> bool:
     """Whether more rounds would tell little more; where some have no time, none would."""
-    if len({len(times) for times in rounds.values()}) > 1 or "short" not in rounds:
+    if "short" not in rounds or len({len(times) for times in rounds.values()}) > 1 or len(rounds["cake"]) < 2:
         return True
     columns = zip(rounds["graph"], rounds["short"], rounds["long"], strict=True)
     offsets = [short - _slope(short, long) * SHORT_SPIN - graph for graph, short, long in columns]

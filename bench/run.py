@@ -152,7 +152,11 @@ def copied(run: RunDir, out: Path, rejudge: bool) -> RunDir:
 
     Raises :class:`bench.store.StoreError` where a run is there already or nothing can be written.
     """
+    if out.resolve().is_relative_to(run.path.resolve()):
+        raise StoreError(f"{out} is inside {run.path}, which stays as it is; give a directory elsewhere")
     copy = create_run(out)
+    if (out / "rows").is_dir() and any((out / "rows").iterdir()):
+        raise StoreError(f"{out} has rows of another run or of a copy that was cut short; remove it first")
     for name in ("rows", PICKS, HOST, CELLS):
         if (source := run.path / name).is_dir():
             shutil.copytree(source, out / name, dirs_exist_ok=True)

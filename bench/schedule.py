@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 
 def rotation(arms: Sequence[str], groups: int) -> list[tuple[str, ...]]:
-    """The order of the arms in each group; ``groups`` is rounded up to a whole number of rotations.
+    """The order of the arms in each group; ``groups`` is rounded up to a whole number of rotations, of pairs
+    of them where the number of arms is odd.
 
     Raises ``ValueError`` if arms repeat or ``groups`` is not positive.
     """
@@ -27,10 +28,11 @@ def rotation(arms: Sequence[str], groups: int) -> list[tuple[str, ...]]:
     if not names:
         return []
     n = len(names)
+    whole = n if n % 2 == 0 or n == 1 else 2 * n
     # 0, n - 1, 1, n - 2, ...: all steps from one to the next differ, so its shifts put different arms behind.
     zigzag = [-(i // 2) - 1 if i % 2 else i // 2 for i in range(n)]
     orders = []
-    for turn in range(-(-groups // n)):
+    for turn in range(-(-groups // whole) * whole // n):
         for shift in range(n):
             order = tuple(names[(place + shift) % n] for place in zigzag)
             orders.append(order[::-1] if turn % 2 else order)

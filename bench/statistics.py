@@ -46,9 +46,9 @@ class Judgement:
 
 
 JUDGEMENT = Judgement()
-#: A row gets more groups, up to the preset's limit, while the interval of one of cake's arms over cake
-#: reaches further than this to either side: with 0.5 %, and a minimum effect of 0.3 %, 1 % is seen.
-WIDE = 0.005
+#: A row gets more groups, up to the preset's limit, while the interval of one of cake's arms over cake is
+#: wider than this in all (hi / lo - 1): with 0.5 % to either side and a minimum effect of 0.3 %, 1 % is seen.
+WIDE = 0.01
 
 
 @dataclass(frozen=True)
@@ -197,17 +197,13 @@ def paired_ratio(
 
 
 def wide(samples: Mapping[str, Array], base: str) -> bool:
-    """Whether the interval of one of these arms over ``base``, one of them too, reaches further than
-    :data:`WIDE` to either side. Where it lies is not looked at.
+    """Whether one of these arms has an interval over ``base``, one of them too, that is wider than
+    :data:`WIDE`, or none for want of groups. Where it lies is not looked at.
     """
-    ratios = [
-        paired_ratio(times, samples[base], name)
-        for name, times in samples.items()
-        if name != base and base in samples
-    ]
-    return any(
-        r is not None and r.lo is not None and r.hi is not None and r.hi - r.lo > 2 * WIDE for r in ratios
-    )
+    others = samples.items() if base in samples else ()
+    ratios = [paired_ratio(times, samples[base], name) for name, times in others if name != base]
+    bounds = [(r.lo, r.hi) for r in ratios if r is not None]
+    return any(lo is None or hi is None or hi / lo - 1 > WIDE for lo, hi in bounds)
 
 
 def paired_ratios(

@@ -98,7 +98,7 @@ class Work:
         return self.status == "ok"
 
 
-def guard(bench: Bench, row: Row, work: Work, step: Callable[[], None]) -> None:
+def guard(bench: Bench, row: Row, work: Work, step: Callable[[], object]) -> None:
     """Run a step of an arm; whatever an arm raises is the arm's failure, unless the context went with it."""
     try:
         step()

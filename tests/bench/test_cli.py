@@ -200,6 +200,19 @@ def test_another_rule_judges_a_copy(old_run, tmp_path):
     assert "already holds a run" in refused(invoke("report", old_run.path, "--out", again))
 
 
+def test_a_copy_goes_neither_into_its_run_nor_onto_what_is_left_of_another(old_run, tmp_path):
+    invoke("report", old_run.path)
+    before = {p: p.read_bytes() for p in old_run.path.rglob("*") if p.is_file()}
+    inside = old_run.path / "rows" / "copy"
+    assert refused(invoke("report", old_run.path, "--out", inside)) == (
+        f"error: {inside} is inside {old_run.path}, which stays as it is; give a directory elsewhere"
+    )
+    (left := tmp_path / "left" / "rows").mkdir(parents=True)
+    (left / "router-fwd-eager-T1-H8-N8.json").write_text("{}")
+    assert "has rows of another run" in refused(invoke("report", old_run.path, "--out", left.parent))
+    assert {p: p.read_bytes() for p in old_run.path.rglob("*") if p.is_file()} == before
+
+
 @pytest.mark.parametrize("command", ["compare", "gate"])
 def test_a_run_beside_itself_is_refused(old_run, command):
     line = refused(invoke(command, old_run.path, old_run.path))

@@ -271,10 +271,14 @@ def test_unclear_rows_are_told_and_many_of_them_are_no_verdict():
     result = gated(measured(), noisy(OTHER), *fine, m=m)
     assert result.exit_code == 0 and result.unclear == (OTHER.key,)
     result = gated(noisy(), noisy(OTHER), *fine, m=m)
+    assert result.exit_code == 0  # two, though they are more than a quarter of these rows
+    few = gated(noisy(), noisy(OTHER), m=manifest(rows=(ROW, OTHER), arms=ARMS, finished="x"))
+    assert few.exit_code == 2  # all of them
+    result = gated(noisy(), noisy(OTHER), noisy(MORE[0]), *fine[1:], m=m)
     assert result.exit_code == 2
     assert [f.reason for f in result.findings] == [
-        "2 of 5 rows are unclear and could hide the slowdown sought, which is too many (over 25 %): measure "
-        "again with a larger preset, or on a device at rest"
+        f"3 of {2 + len(MORE)} rows are unclear and could hide the slowdown sought, which is too many "
+        "(over 25 %): measure again with a larger preset, or on a device at rest"
     ]
 
 

@@ -36,6 +36,7 @@ def test_there_are_more_rounds_while_the_offset_is_not_certain(scatter, enough):
     assert certain(rounds) is enough
     assert certain({**rounds, "long": [23.0] * 4})  # one without a time: solve() says so
     assert certain({"cake": graph})  # a CPU
+    assert certain({name: [] for name in rounds}) and certain({name: [1.0] for name in rounds})
 
 
 def test_a_planted_program_that_is_slow_enough_does_not_spin():

@@ -377,6 +377,53 @@ def test_more_groups_are_made_while_cake_s_intervals_are_wide(apart, times):
     assert facts.positions["cake"] == (2 * times, 2 * times)
 
 
+def test_a_row_makes_do_with_the_groups_it_has_where_no_more_instances_can_be_made(monkeypatch):
+    made = []
+
+    def prepare(row, t):
+        made.append(1)
+        if len(made) > 10:
+            raise MemoryError("no room for one more")
+        return right()(row, t)
+
+    monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
+    timer = FakeTimer()
+    timer.visit = Scattered(0.03)
+    arms, samples, facts = measured(
+        Arm("cake", right(), "cake"),
+        Arm("control", prepare, "cake"),
+        row=replace(ROW, mode="graph"),
+        timer=timer,
+        preset=replace(SMOKE, groups=4, at_most=4),
+    )
+    assert {a.status for a in arms.values()} == {"ok"}
+    assert samples.group.nunique() == 8 and facts.positions["cake"] == (4, 4)
+
+
+def test_instances_are_made_before_the_first_visit_of_their_groups(monkeypatch):
+    events = []
+
+    def prepare(name):
+        def make(row, t):
+            events.append(f"make {name}")
+            run = right()(row, t)
+
+            def launch():
+                events.append(name)
+                run()
+
+            return launch
+
+        return make
+
+    monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
+    preset = replace(SMOKE, groups=2, steps=1, untimed=0)
+    arms = [Arm(name, prepare(name)) for name in ("a", "b")]
+    measured(*arms, row=replace(ROW, mode="graph"), preset=preset)
+    first = max(i for i, event in enumerate(events) if event.startswith("make"))
+    assert events[first + 1 : first + 5] == ["a", "b", "b", "a"]
+
+
 def test_the_intervals_of_others_make_no_more_groups():
     timer = FakeTimer()
     timer.visit = Scattered(0.03)
@@ -560,7 +607,7 @@ def test_resuming_a_finished_run_measures_nothing(small, monkeypatch):
             "rows: 4 then, 1 now, without router-fwd-eager-T8-H64-N16 and 3 more; go on with "
             "`cake-bench run --resume {path}` and no further options, or start a new run (leave out --resume",
         ),
-        ({"preset": "quick"}, "preset was smoke, now quick; form was 3 groups of 2 steps, now 6 groups of 2"),
+        ({"preset": "quick"}, "preset was smoke, now quick; form was 3 groups of 2 steps"),
         (
             {"arms_file": "mine.py"},
             "arms: 6 then, 7 now, with mine; go on with `cake-bench run --resume {path}` without --arms and ",

@@ -16,17 +16,16 @@ ARMS = st.lists(st.text("abcdefgh_", min_size=1, max_size=6), min_size=1, max_si
 def test_every_arm_stands_at_every_position_equally_often(arms, groups):
     orders = rotation(arms, groups)
     assert all(sorted(order) == sorted(arms) for order in orders)
-    assert groups <= len(orders) < groups + len(arms)
+    assert groups <= len(orders) < groups + 2 * len(arms)
     share = len(orders) // len(arms)
     assert position_counts(orders) == {arm: (share,) * len(arms) for arm in arms}
 
 
-@given(ARMS, st.integers(1, 3))
-def test_every_arm_comes_right_behind_every_other_equally_often(arms, times):
-    rotations = times * (1 + len(arms) % 2)
-    orders = rotation(arms, rotations * len(arms))
+@given(ARMS, st.integers(1, 40))
+def test_every_arm_comes_right_behind_every_other_equally_often(arms, groups):
+    orders = rotation(arms, groups)
     behind = Counter(pair for order in orders for pair in pairwise(order))
-    assert set(behind) == set(permutations(arms, 2)) and set(behind.values()) <= {rotations}
+    assert set(behind) == set(permutations(arms, 2)) and len(set(behind.values())) <= 1
 
 
 def test_orders_are_spelled_out():
@@ -65,6 +64,6 @@ def test_passes_are_spelled_out():
         ("a", "c", "b", "b", "c", "a"),
         ("b", "a", "c", "c", "a", "b"),
         ("c", "b", "a", "a", "b", "c"),
-        ("a", "c", "b", "b", "c", "a"),
+        ("b", "c", "a", "a", "c", "b"),
     ]
     assert passes([], 4) == []

@@ -22,6 +22,7 @@ from bench.statistics import (
     paired_ratios,
     slower_passes,
     verdict,
+    wide,
 )
 
 
@@ -230,3 +231,14 @@ def test_rows_of_a_merged_run_share_the_units_drawn():
     units = Sampling(units=(0,) * 4 + (1,) * 4 + (2,) * 4)
     many = geomean_ratio([(a, b)] * 9, "key", samplings=[units] * 9)
     assert (many.lo, many.hi) == pytest.approx((0.95, 1.05), abs=0.001)
+
+
+def test_wide_is_a_matter_of_width_alone():
+    rng = np.random.default_rng(0)
+    base = 20 * (1 + 0.01 * rng.standard_normal((15, 1))) * np.ones((15, 20))
+    calm = {"cake": np.full((15, 20), 20.0), "control": np.full((15, 20), 20.0)}
+    assert not wide(calm, "cake")
+    assert len({wide({"cake": calm["cake"], "a": factor * base}, "cake") for factor in (0.5, 1, 2)}) == 1
+    few = {"cake": np.full((2, 20), 20.0), "control": np.full((2, 20), 20.0)}
+    assert wide(few, "cake")  # no interval yet
+    assert not wide({"control": base}, "cake") and not wide({"cake": base}, "cake")

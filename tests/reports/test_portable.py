@@ -70,3 +70,13 @@ def test_a_copy_renders_the_same_bytes(request, tmp_path):
     said = b"".join(data for name, data in texts(here).items() if name.endswith(".md"))
     assert len(said) > 50_000
     assert str(tmp_path).encode() not in said
+
+
+def test_a_published_run_gives_its_report_to_the_byte(tmp_path):
+    """Whatever a later version adds, what is published stays what it says."""
+    [published] = sorted((ROOT / "reports" / "published").glob("h200-router-*"))
+    shutil.copytree(published, tmp_path / published.name)
+    run = open_run(tmp_path / published.name)
+    write_cells(run)
+    write_report(run.path)
+    assert (run.path / "report.md").read_bytes() == (published / "report.md").read_bytes()
