@@ -69,11 +69,6 @@ class L2:
         if self.device.type == "cuda":
             self._load()
 
-    @property
-    def flushes(self) -> bool:
-        """Whether :meth:`flush` does anything."""
-        return bool(self._sweeps)
-
     def flush(self) -> None:
         """Enqueue the flush on the current stream of the device, which must be the current one."""
         if not self._sweeps:

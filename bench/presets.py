@@ -81,7 +81,6 @@ CPU_PRESETS = {
         search_steps=2,
     ),
 }
-PRESETS = tuple(GPU_PRESETS)
 
 
 def preset_for(name: str, device: str) -> Preset:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bench_builders import ROW
-from test_run import bench
+from row_builders import bench
 
 from baselines.gemm import Unsupported
 from bench.accuracy import references

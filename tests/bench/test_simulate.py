@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bench_builders import ROW
-from test_run import FakeClocks
+from row_builders import FakeClocks
 
 from bench.accuracy import references
 from bench.arms import Arm
