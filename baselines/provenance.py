@@ -15,7 +15,7 @@ from pathlib import Path
 
 def mapped_in(maps: str, fragment: str) -> tuple[str, ...]:
     """Paths in a ``/proc/<pid>/maps`` text whose file name contains ``fragment``, in order, once each."""
-    fields = (line.split(maxsplit=5) for line in maps.splitlines())
+    fields = (line.split(maxsplit=5) for line in maps.splitlines() if fragment in line)
     paths = (f[5] for f in fields if len(f) == 6 and f[5].startswith("/"))
     return tuple(dict.fromkeys(p for p in paths if fragment in os.path.basename(p)))
 
@@ -38,7 +38,7 @@ def only_mapped(fragment: str) -> str:
     if len({os.path.realpath(p) for p in paths}) > 1:
         raise RuntimeError(
             f"{len(paths)} libraries {fragment} are mapped: {', '.join(paths)}; a process needs one: keep "
-            f"one cuBLAS installed, or preload it before torch is imported"
+            f"one installed, or preload it before torch is imported"
         )
     return paths[0] if paths else ""
 

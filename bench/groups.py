@@ -5,6 +5,7 @@ or by a slow host are measured again, and more are made where cake's intervals s
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,13 +45,15 @@ NO_LIMITS: Mapping[str, float] = {}
 @dataclass
 class Timing:
     """How the groups of a row went: their orders, the clocks around them, the flags of each, how many were
-    measured again after a hardware slowdown, and which because the host was slow.
+    measured again after a hardware slowdown, whether a slow host can be seen in an arm's intervals, and which
+    groups were measured again because of it.
     """
 
     orders: list[tuple[str, ...]]
     clocks: list[ClockReading] = field(default_factory=list)
     flags: dict[int, list[Flag]] = field(default_factory=dict)
     repeated: int = 0
+    host_shows: bool = False
     slow_host: Counter[int] = field(default_factory=Counter)
 
 
@@ -62,6 +65,11 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
     by_name = {w.arm.name: w for w in works}
     ordered = passes if bench.preset.form == "passes" else rotation
     timing, groups = Timing([]), list[Group]()
+    begin, limit = time.monotonic(), bench.preset.row_seconds
+
+    def late() -> bool:
+        return limit is not None and time.monotonic() - begin > limit
+
     for times in range(1, bench.preset.at_most + 1):
         timing.orders = ordered(list(by_name), times * bench.preset.groups)
         more = range(len(groups), len(timing.orders))
@@ -72,9 +80,9 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
             groups.append(_one_cool_group(bench, bench.timer, row, group, timing, by_name))
             progress(1 / len(more) if times == 1 else 0.0)
         if row.mode == "eager":
-            _again_beside_slow_host(bench, bench.timer, row, groups, timing, by_name)
+            _again_beside_slow_host(bench, bench.timer, row, groups, timing, by_name, late)
         own = [w.arm.name for w in works if w.arm.kind == "cake" and w.alive]
-        if not wide({name: _times(name, groups) for name in own}, CAKE):
+        if late() or not wide({name: _times(name, groups) for name in own}, CAKE):
             break
     for name, work in by_name.items():
         mine = [i for i, group in enumerate(groups) if name in group]
@@ -82,9 +90,9 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
         _check_samples(work)
         for flag in dict.fromkeys(flag for i in mine for flag in timing.flags[i]):
             work.flag(flag)
-        limit = pace_limit(groups, name)
-        beside = sum(_pace(groups[i][name]) > limit for i in mine)
-        if timing.slow_host and beside > SLOW_SHARE * len(mine):
+        usual = pace_limit(groups, name)
+        beside = sum(_pace(groups[i][name]) > usual for i in mine)
+        if timing.host_shows and beside > SLOW_SHARE * len(mine):
             work.flag("slow-host")
     return timing
 
@@ -113,15 +121,24 @@ def _times(name: str, groups: Sequence[Group]) -> Array:
 
 
 def _again_beside_slow_host(
-    bench: Bench, timer: Timer, row: Row, groups: list[Group], timing: Timing, works: dict[str, Work]
+    bench: Bench,
+    timer: Timer,
+    row: Row,
+    groups: list[Group],
+    timing: Timing,
+    works: dict[str, Work],
+    late: Callable[[], bool],
 ) -> None:
-    """Measure the groups again in which the host was slow, where that shows."""
+    """Measure the groups again in which the host was slow, where that shows, until it is late."""
     if not any(host_shows([g[name] for g in groups if name in g], work) for name, work in works.items()):
         return
+    timing.host_shows = True
     for _ in range(PACE_ROUNDS):
         limits = {name: pace_limit(groups, name) for name in works}
         slow = [i for i, group in enumerate(groups) if any(_pace(v) > limits[n] for n, v in group.items())]
         for i in slow:
+            if late():
+                return
             if timing.slow_host[i] == PACE_ROUNDS:
                 continue
             timing.slow_host[i] += 1

@@ -100,6 +100,7 @@ def _check(manifests: Sequence[Manifest]) -> None:
             "judgement": m.judgement,
             "instances in graph mode": m.instances,
             "groups at most": m.at_most * m.groups,
+            "seconds for more groups": m.row_seconds,
         }
 
     first = facts(manifests[0])

@@ -229,7 +229,8 @@ class TimerFacts(_Model):
 class Manifest(_Model):
     """What ran, where and how. Written when a run starts; ``finished`` is filled in when it ends.
 
-    ``groups`` are those asked for; a row has up to ``at_most`` times as many. ``instances``: how many times
+    ``groups`` are those asked for; a row has up to ``at_most`` times as many, and none is added or measured
+    again for a slow host once ``row_seconds`` are over (``None``: no limit). ``instances``: how many times
     each arm was prepared and captured in graph mode, 0: anew for every group; ``reloads``: whether cake's
     programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was recorded.
     ``merged`` describes the runs that a merged one is made of, one line each. ``cake_digest`` is the SHA-256
@@ -256,6 +257,7 @@ class Manifest(_Model):
     steps: int
     untimed: int
     at_most: int = 1
+    row_seconds: float | None = None
     instances: int | None = None
     reloads: bool | None = None
     timer: TimerFacts

@@ -16,7 +16,9 @@ class Preset:
     """Rows (shapes x ops x modes) and the samples of each: ``groups`` (rounded up to whole rotations of the
     arms) x ``steps`` timed steps, ``untimed`` steps before them at each visit; ``search_steps`` time one
     library candidate. A row has at most ``at_most`` times as many groups: more than once as many where
-    cake's intervals stay wide. In form ``passes``, ``groups`` counts passes, each of two visits of an arm.
+    cake's intervals stay wide. Once its groups have taken ``row_seconds``, none is added or measured again
+    for a slow host (``None``: no limit). In form ``passes``, ``groups`` counts passes, each of two visits of
+    an arm.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Preset:
     untimed: int
     search_steps: int
     at_most: int = 1
+    row_seconds: float | None = None
     form: Literal["groups", "passes"] = "groups"
 
     def rows(self) -> list[Row]:
@@ -40,7 +43,16 @@ _OPS = tuple(OPS)
 # on it is flat.
 GPU_PRESETS = {
     "full": Preset(
-        "full", ROUTER_SHAPES, _OPS, MODES, groups=15, steps=20, untimed=2, search_steps=10, at_most=4
+        "full",
+        ROUTER_SHAPES,
+        _OPS,
+        MODES,
+        groups=15,
+        steps=20,
+        untimed=2,
+        search_steps=10,
+        at_most=4,
+        row_seconds=4.0,
     ),
     "quick": Preset(
         "quick",

@@ -51,6 +51,7 @@ def _facts(m: Manifest) -> dict[str, object]:
         "workspace": m.workspace_bytes,
         "budget": m.budget,
         "form": f"{m.groups} {m.form} of {m.steps} steps, at most {m.at_most} times as many",
+        "seconds for more groups": m.row_seconds,
         "instances in graph mode": "not recorded" if m.instances is None else m.instances,
         "L2": m.l2_state,
         "previous": m.previous.get("commit", "none"),

@@ -240,6 +240,7 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         steps=bench.preset.steps,
         untimed=bench.preset.untimed,
         at_most=bench.preset.at_most,
+        row_seconds=bench.preset.row_seconds,
         instances=0 if bench.timer else 1,
         reloads=bench.timer is not None,
         # Counted when the run ends.

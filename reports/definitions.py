@@ -262,6 +262,8 @@ def _conduct(run: Run) -> str:
             "the same for every arm"
         )
     more = f", and up to {m.at_most} times as many while cake's intervals are wide" * (m.at_most > 1)
+    if m.row_seconds is not None:
+        more += f"; after {m.row_seconds:g} s of a row's groups no more are added or measured again"
     return (
         f"per row {_groups(run)} ({m.groups} asked for{each}, made whole rotations of the row's arms{more}); "
         f"in each, every arm is visited once, in rotated order, for {m.untimed} untimed and {m.steps} timed "

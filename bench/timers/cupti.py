@@ -13,19 +13,19 @@ import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from baselines.provenance import only_mapped
 from bench.model import TimerFacts
 from bench.timers import StepTime, TimerUnavailable, gpu_device
-from bench.timers.attribution import Activity, attribute, is_mark, normalise
+from bench.timers.attribution import Activity, attribute, is_mark
+from bench.timers.records import Buffers, layouts
 from bench.timers.tick import estimate_tick
 
-#: One buffer holds some 30,000 records; a visit of 22 steps makes 100 to 300.
-BUFFER_BYTES = 8 << 20
 #: Cycles of the delay kernel of the cross-check: 200 us at 2 GHz, ten times what a launch from Python takes.
 DELAY_CYCLES = 400_000
 #: Bytes of the cross-check's tensor: read and written in about 120 us at 4.3 TB/s, so that the few us which
@@ -168,25 +168,22 @@ class _Session:
     for.
     """
 
-    def __init__(self, cupti: Any) -> None:
+    def __init__(self, cupti: Any, library: Callable[[], Any]) -> None:
         self._cupti = cupti
         self._kinds = (
             cupti.ActivityKind.CONCURRENT_KERNEL,
             cupti.ActivityKind.MEMCPY,
             cupti.ActivityKind.MEMSET,
         )
-        self._names = {
-            int(cupti.ActivityKind.MEMCPY): "memcpy",
-            int(cupti.ActivityKind.MEMSET): "memset",
-        }
-        self._kernels = {int(cupti.ActivityKind.CONCURRENT_KERNEL), int(cupti.ActivityKind.KERNEL)}
         self._delivered: deque[Activity] = deque()
         self._failure: BaseException | None = None
         self._dropped = ctypes.c_size_t()
         self.dropped = 0
         self._subscriber = self._subscribe()
         try:
-            cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
+            # What reading raises must not reach CUPTI, so it waits for collect().
+            self._buffers = Buffers(library(), layouts(cupti), self._delivered.append, self._failed)
+            self._buffers.register()
             for kind in self._kinds:
                 cupti.activity_enable(kind)
         except cupti.cuptiError as e:
@@ -217,20 +214,8 @@ class _Session:
         self._delivered.clear()
         return records
 
-    def _completed(self, activities: Sequence[Any]) -> None:
-        # Runs in whichever thread CUPTI likes. An exception must not reach CUPTI, so it waits for collect().
-        try:
-            for a in activities:
-                kind = a.kind
-                if kind in self._kernels:
-                    name = normalise(a.name)
-                elif kind in self._names:
-                    name = self._names[kind]
-                else:
-                    continue
-                self._delivered.append(Activity(name, a.start, a.end, a.correlation_id, a.graph_id))
-        except BaseException as e:
-            self._failure = e
+    def _failed(self, failure: BaseException) -> None:
+        self._failure = failure
 
     def _subscribe(self) -> int | None:
         """Take the one subscriber's place, so that a profiler that holds it is found out, and none can come
@@ -276,10 +261,18 @@ def _session() -> _Session:
                 "pip install 'cupti-python>=13.0,<13.1', or use --timer events"
             ) from e
         try:
-            _the_session = _Session(cupti)
+            _the_session = _Session(cupti, _library)
         except RuntimeError as e:  # cupti-python's own NotSupportedError: no driver, or no libcupti
             raise TimerUnavailable(f"CUPTI cannot be used: {e}; use --timer events or --timer host") from e
     return _the_session
+
+
+def _library() -> ctypes.CDLL:
+    """The CUPTI that cupti-python has loaded."""
+    path = only_mapped("libcupti.so")
+    if not path:
+        raise RuntimeError("cupti-python is there, but no libcupti.so is mapped into this process")
+    return ctypes.CDLL(path)
 
 
 def _sweep(device: torch.device) -> Callable[[], None]:

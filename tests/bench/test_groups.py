@@ -81,6 +81,13 @@ def test_a_host_that_stays_slow_is_flagged_and_the_times_are_kept():
     assert arms["a"].flags == ("slow-host",) and samples.us.notna().all()
 
 
+def test_no_group_is_measured_again_once_the_row_has_taken_its_time():
+    timer = host_timer(lambda visit: 9.0 + 3 * (visit == of_group(1)))
+    arms, samples, facts = measured(Arm("a", right()), timer=timer, preset=replace(SMOKE, row_seconds=0.0))
+    assert facts.slow_host_groups == 0 and len(samples) == SMOKE.groups * SMOKE.steps
+    assert arms["a"].flags == ("slow-host",)  # one of three is more than a fifth
+
+
 @pytest.mark.parametrize(
     ("host", "kernels", "mode"),
     [(9.0, ("one",), "eager"), (4.9, ("one", "two"), "eager"), (9.0, ("one", "two"), "graph")],
@@ -201,6 +208,17 @@ def test_instances_are_made_before_the_first_visit_of_their_groups(monkeypatch):
     measured(*arms, row=replace(ROW, mode="graph"), preset=preset)
     first = max(i for i, event in enumerate(events) if event.startswith("make"))
     assert events[first + 1 : first + 5] == ["a", "b", "b", "a"]
+
+
+def test_no_groups_are_added_once_the_row_has_taken_its_time():
+    timer = FakeTimer()
+    timer.visit = Scattered(0.03)
+    arms = [Arm(name, right(), "cake") for name in ("cake", "control")]
+    for seconds, groups in ((0.0, 4), (3600.0, 12)):
+        _, samples, _ = measured(
+            *arms, timer=timer, preset=replace(SMOKE, groups=4, at_most=3, row_seconds=seconds)
+        )
+        assert samples.group.nunique() == groups
 
 
 def test_the_intervals_of_others_make_no_more_groups():

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import ctypes
 import random
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from bench.timers import StepTime, TimerUnavailable, check_note, default_timer, 
 from bench.timers.attribution import Activity, attribute, normalise
 from bench.timers.cpu import CpuTimer
 from bench.timers.events import EventsTimer
+from bench.timers.records import MAX_LIMIT_REACHED, layouts, newest_dtype
 from bench.timers.tick import estimate_tick
 
 SPIN = "at::cuda::spin_kernel"
@@ -326,8 +329,22 @@ class FakeError(Exception):
         self.status = status
 
 
+def record_dtype(size: int, **offsets: int) -> np.dtype[np.void]:
+    """A record as CUPTI lays it out: kind and stamps in front, the other fields where they are said to be."""
+    offsets = {"kind": 0, "start": 16, "end": 24, **offsets}
+    formats = {"kind": "<i4", "start": "<u8", "end": "<u8", "name": "<i8"}
+    return np.dtype(
+        {
+            "names": list(offsets),
+            "formats": [formats.get(name, "<u4") for name in offsets],
+            "offsets": list(offsets.values()),
+            "itemsize": size,
+        }
+    )
+
+
 class FakeCupti:
-    """Keeps records until a flush; ``held`` ones need a forced flush."""
+    """cupti-python and the library in one. Keeps records until a flush; ``held`` ones need a forced flush."""
 
     cuptiError = FakeError
     ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=10, KERNEL=3, MEMCPY=1, MEMSET=2)
@@ -339,12 +356,18 @@ class FakeCupti:
         ERROR_HARDWARE_BUSY=26,
     )
     SUBSCRIBER_PARAMS_SIZE = 32
+    activity_kernel9_dtype = np.dtype([("kind", "<i4")])  # an older one, which must not be taken
+    activity_kernel10_dtype = record_dtype(216, correlation_id=92, graph_id=156, name=104)
+    activity_memcpy6_dtype = record_dtype(96, correlation_id=44, graph_id=72)
+    activity_memset4_dtype = record_dtype(88, correlation_id=44, graph_id=72)
 
     def __init__(self, subscribe_error: int = 0, enable_error: int = 0) -> None:
         self.subscribe_error, self.enable_error = subscribe_error, enable_error
+        self.register_status = self.record_status = 0
         self.calls: list[str] = []
-        self.pending: list[object] = []
-        self.held: list[object] = []
+        self.pending: list[SimpleNamespace] = []
+        self.held: list[SimpleNamespace] = []
+        self.names: list[object] = []
         self.drop = 0
 
     def SubscriberParams(self) -> SimpleNamespace:
@@ -355,10 +378,40 @@ class FakeCupti:
             raise FakeError(self.subscribe_error)
         return 7
 
-    def activity_register_callbacks(self, requested: object, completed: object) -> None:
+    # What the library itself exports:
+
+    def cuptiActivityRegisterCallbacks(self, requested: object, completed: object) -> int:
         self.calls.append("register")
-        self.completed = completed
-        assert requested() == (8 << 20, 0)  # type: ignore[operator]
+        self.requested, self.completed = requested, completed
+        return self.register_status
+
+    def cuptiActivityGetNextRecord(self, buffer: object, valid: object, record: object) -> int:
+        size = 256
+        pointer, end = record._obj, buffer.value + valid.value  # type: ignore[attr-defined]
+        following = buffer.value if pointer.value is None else pointer.value + size  # type: ignore[attr-defined]
+        if following >= end:
+            return MAX_LIMIT_REACHED
+        pointer.value = following
+        return self.record_status
+
+    def _hand_over(self, records: Sequence[SimpleNamespace]) -> None:
+        """One buffer of these records, 256 bytes each, as CUPTI lays them out."""
+        address, size, most = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        self.requested(ctypes.pointer(address), ctypes.pointer(size), ctypes.pointer(most))  # type: ignore[operator]
+        assert (size.value, most.value) == (8 << 20, 0) and address.value is not None
+        assert address.value % 8 == 0
+        for i, r in enumerate(records):
+            dtype = {1: self.activity_memcpy6_dtype, 2: self.activity_memset4_dtype}.get(
+                r.kind, self.activity_kernel10_dtype
+            )
+            structure = np.zeros((), dtype)
+            for field in ("kind", "start", "end", "correlation_id", "graph_id"):
+                structure[field] = getattr(r, field)
+            if "name" in (dtype.names or ()):
+                self.names.append(ctypes.create_string_buffer(r.name.encode()))
+                structure["name"] = ctypes.addressof(self.names[-1]) if r.name else 0
+            ctypes.memmove(address.value + 256 * i, structure.tobytes(), dtype.itemsize)
+        self.completed(0, 0, address.value, size.value, 256 * len(records))  # type: ignore[operator]
 
     def activity_enable(self, kind: int) -> None:
         if self.enable_error:
@@ -371,17 +424,19 @@ class FakeCupti:
         ready, self.pending = self.pending, []
         if flag == 1:
             ready, self.held = ready + self.held, []
-        self.completed(ready)  # type: ignore[operator]
+        self._hand_over(ready)
 
     def activity_get_num_dropped_records(self, context: int, stream: int, address: int) -> None:
-        import ctypes
-
         ctypes.c_size_t.from_address(address).value = self.drop
 
 
 @pytest.fixture
 def no_atexit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupti_module.atexit, "register", lambda f: f)
+
+
+def new_session(fake: FakeCupti) -> cupti_module._Session:
+    return cupti_module._Session(fake, lambda: fake)
 
 
 def kernel(name: str, start: int = 5, end: int = 9, kind: int = 10) -> SimpleNamespace:
@@ -391,7 +446,7 @@ def kernel(name: str, start: int = 5, end: int = 9, kind: int = 10) -> SimpleNam
 @pytest.mark.usefixtures("no_atexit")
 def test_session_reads_records_and_counts_dropped_ones() -> None:
     fake = FakeCupti()
-    session = cupti_module._Session(fake)
+    session = new_session(fake)
     assert fake.calls == ["register", "enable 10", "enable 1", "enable 2"]
     fake.pending = [kernel("stale")]
     session.discard()
@@ -410,20 +465,52 @@ def test_session_reads_records_and_counts_dropped_ones() -> None:
 @pytest.mark.usefixtures("no_atexit")
 def test_a_failure_in_the_callback_surfaces_at_the_collect() -> None:
     fake = FakeCupti()
-    session = cupti_module._Session(fake)
-    fake.pending = [SimpleNamespace(kind=10)]
-    with pytest.raises(RuntimeError, match="reading CUPTI's records failed: AttributeError"):
+    session = new_session(fake)
+    fake.pending, fake.record_status = [kernel("x")], 5
+    with pytest.raises(RuntimeError, match=r"reading CUPTI's records failed: .*Record returned status 5"):
         session.collect(marks=0)
+    fake.pending, fake.record_status = [kernel("spin_kernel")], 0
+    assert [a.name for a in session.collect(marks=1)] == ["spin_kernel"]
+
+
+@pytest.mark.usefixtures("no_atexit")
+def test_records_are_read_field_by_field_and_buffers_used_again() -> None:
+    fake = FakeCupti()
+    session = new_session(fake)
+    for _ in range(3):
+        fake.pending = [
+            kernel("spin_kernel", start=2**63 + 7, end=2**63 + 9),
+            SimpleNamespace(kind=2, start=3, end=4, correlation_id=2**32 - 1, graph_id=8),
+            SimpleNamespace(kind=3, name="", start=5, end=6, correlation_id=11, graph_id=0),
+        ]
+        assert session.collect(marks=1) == [
+            Activity("spin_kernel", 2**63 + 7, 2**63 + 9, 1, 0),
+            Activity("memset", 3, 4, 2**32 - 1, 8),
+            Activity("", 5, 6, 11, 0),
+        ]
+    assert len(session._buffers._free) == 1
+
+
+def test_a_cupti_that_takes_no_buffers_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCupti()
+    fake.register_status = 24
+    with pytest.raises(RuntimeError, match="cuptiActivityRegisterCallbacks returned status 24"):
+        new_session(fake)
+    with pytest.raises(RuntimeError, match=r"has no activity_kernel<version>_dtype"):
+        layouts(SimpleNamespace(ActivityKind=FakeCupti.ActivityKind))
+    monkeypatch.setattr(cupti_module, "only_mapped", lambda fragment: "")
+    with pytest.raises(RuntimeError, match=r"no libcupti.so is mapped"):
+        cupti_module._library()
 
 
 def test_another_profiler_is_named() -> None:
     with pytest.raises(TimerUnavailable, match=r"another profiler is attached to CUPTI \(nsys\)"):
-        cupti_module._Session(FakeCupti(subscribe_error=39))
+        new_session(FakeCupti(subscribe_error=39))
 
 
 def test_cupti_errors_say_what_to_do() -> None:
     with pytest.raises(TimerUnavailable, match="may not trace the GPU; run as root"):
-        cupti_module._Session(FakeCupti(enable_error=35))
+        new_session(FakeCupti(enable_error=35))
 
 
 def test_missing_cupti_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +523,6 @@ def test_missing_cupti_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_real_module_has_what_is_used() -> None:
     cupti = pytest.importorskip("cupti.cupti")
     for name in (
-        "activity_register_callbacks",
         "activity_enable",
         "activity_disable",
         "activity_flush_all",
@@ -447,9 +533,10 @@ def test_the_real_module_has_what_is_used() -> None:
         "cuptiError",
     ):
         assert hasattr(cupti, name), name
-    for record in (cupti.ActivityKernel10, cupti.ActivityMemcpy6, cupti.ActivityMemset4):
-        for field in ("kind", "start", "end", "correlation_id", "graph_id"):
-            assert hasattr(record, field), (record, field)
+    kinds = cupti.ActivityKind
+    assert set(layouts(cupti)) == {kinds.CONCURRENT_KERNEL, kinds.KERNEL, kinds.MEMCPY, kinds.MEMSET}
+    for record in ("kernel", "memcpy", "memset"):
+        assert newest_dtype(cupti, record).fields["kind"] == (np.dtype("int32"), 0)
     assert cupti_module._explain(cupti, cupti.cuptiError(int(cupti.Result.ERROR_HARDWARE_BUSY))).startswith(
         "CUPTI cannot"
     )
@@ -484,7 +571,7 @@ class FakeGpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, no_atexit: None) -> FakeGpu:
     gpu = FakeGpu(FakeCupti())
-    session = cupti_module._Session(gpu.cupti)
+    session = new_session(gpu.cupti)
     monkeypatch.setattr(cupti_module, "_session", lambda: session)
     for module in (cupti_module, events_module):
         monkeypatch.setattr(module, "gpu_device", lambda name, device: torch.device("cuda", 0))
