@@ -45,15 +45,13 @@ NO_LIMITS: Mapping[str, float] = {}
 @dataclass
 class Timing:
     """How the groups of a row went: their orders, the clocks around them, the flags of each, how many were
-    measured again after a hardware slowdown, whether a slow host can be seen in an arm's intervals, and which
-    groups were measured again because of it.
+    measured again after a hardware slowdown, and which because the host was slow.
     """
 
     orders: list[tuple[str, ...]]
     clocks: list[ClockReading] = field(default_factory=list)
     flags: dict[int, list[Flag]] = field(default_factory=dict)
     repeated: int = 0
-    host_shows: bool = False
     slow_host: Counter[int] = field(default_factory=Counter)
 
 
@@ -92,7 +90,7 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
             work.flag(flag)
         usual = pace_limit(groups, name)
         beside = sum(_pace(groups[i][name]) > usual for i in mine)
-        if timing.host_shows and beside > SLOW_SHARE * len(mine):
+        if beside > SLOW_SHARE * len(mine) and row.mode == "eager" and _shows(groups, work):
             work.flag("slow-host")
     return timing
 
@@ -130,9 +128,8 @@ def _again_beside_slow_host(
     late: Callable[[], bool],
 ) -> None:
     """Measure the groups again in which the host was slow, where that shows, until it is late."""
-    if not any(host_shows([g[name] for g in groups if name in g], work) for name, work in works.items()):
+    if not any(_shows(groups, work) for work in works.values()):
         return
-    timing.host_shows = True
     for _ in range(PACE_ROUNDS):
         limits = {name: pace_limit(groups, name) for name in works}
         slow = [i for i, group in enumerate(groups) if any(_pace(v) > limits[n] for n, v in group.items())]
@@ -148,6 +145,10 @@ def _again_beside_slow_host(
                 timing.flags[i] = flags
                 continue
             groups[i] = {name: again.get(name, steps) for name, steps in groups[i].items()}
+
+
+def _shows(groups: Sequence[Group], work: Work) -> bool:
+    return host_shows([group[work.arm.name] for group in groups if work.arm.name in group], work)
 
 
 def host_shows(visits: Sequence[Sequence[Sample]], work: Work) -> bool:
