@@ -1,7 +1,7 @@
 """CUPTI's activity buffers, read in place: a record becomes an :class:`Activity`, and nothing else is made.
 
 cupti-python makes numpy records of every activity and looks up each field by name: on an H200's host that was
-four fifths of a run's time. So the buffers are handed to CUPTI here; the layout of the records is still
+49 of 63 s of a profiled run. So the buffers are handed to CUPTI here; the layout of the records is still
 cupti-python's, whose version goes with the library's.
 """
 

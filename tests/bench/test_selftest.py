@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from bench.selftest import FALSE_ALARMS, Observation, lines, observed, run_direc
 from bench.session import Options
 from bench.simulate import router_suite
 from bench.statistics import JUDGEMENT
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "reports" / "published"
 
 KEY = "router-fwd-graph-T64-H4096-N256"
 #: The rows whose time is the GPU's.
@@ -192,3 +195,20 @@ def test_the_simulated_command(tmp_path):
     found = json.loads((tmp_path / "selftest.json").read_text())
     assert result.exit_code in (0, 1) and found["simulated"] and found["cells"] == 90
     assert set(found["power"]) == {"1", "2", "5"} and found["config"] == JUDGEMENT.as_dict()
+
+
+@pytest.mark.parametrize("published", sorted(PUBLISHED.glob("h200-selftest-*")), ids=lambda path: path.name)
+def test_a_published_selftest_follows_from_its_samples(published, tmp_path):
+    said = json.loads((published / "selftest.json").read_text())
+    runs = [
+        str(published.parent.parent / r["run"] if "/h200-" in r["run"] else published / r["run"])
+        for r in said["runs"]
+    ]
+    done = CliRunner().invoke(app, ["selftest", "--summarise", *runs, "--out", str(tmp_path / "again")])
+    assert done.exit_code == 0, done.output
+    again = json.loads((tmp_path / "again" / "selftest.json").read_text())
+    for figure in ("false_alarm_rate", "cells", "limits", "kept", "config", "unmeasured"):
+        assert again[figure] == said[figure], figure
+    counts = ("long_rows", "all_rows", "by_kind", "percent_median", "percent_min", "percent_max")
+    for percent, power in said["power"].items():
+        assert {k: again["power"][percent][k] for k in counts} == {k: power[k] for k in counts}
