@@ -30,7 +30,8 @@ class Judgement:
     a plain mean flags twice as often and misses 2 % in 1.4 % of rows, those where a block of groups was
     throttled. ``sought_effect``: 0.01, what the gate is set to find; a wider interval cannot say ``same``.
     ``resamples``: 4000 puts 10 replicates beyond each end of a 99.5 % interval. ``min_groups``: fewer paired
-    groups than this give no interval (the bootstrap of 2 values is those 2 values).
+    groups than this give no interval (the bootstrap of 2 values is those 2 values). ``ValueError`` names a
+    number that cannot be.
     """
 
     level: float = 0.995
@@ -39,6 +40,18 @@ class Judgement:
     sought_effect: float = 0.01
     resamples: int = 4000
     min_groups: int = 3
+
+    def __post_init__(self) -> None:
+        for name, possible, needs in (
+            ("level", 0.5 < self.level < 1, "more than 0.5 and less than 1"),
+            ("min_effect", self.min_effect >= 0, "0 or more"),
+            ("trim", 0 <= self.trim < 0.5, "0 or more and less than 0.5"),
+            ("sought_effect", 0 < self.sought_effect < 1, "more than 0 and less than 1"),
+            ("resamples", 100 <= self.resamples <= 1_000_000, "100 to 1,000,000"),
+            ("min_groups", self.min_groups >= 2, "2 or more"),
+        ):
+            if not possible:
+                raise ValueError(f"rule of judgement: {name} is {getattr(self, name):g}; needs {needs}")
 
     def as_dict(self) -> dict[str, float]:
         """The numbers, for the manifest."""

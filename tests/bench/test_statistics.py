@@ -242,3 +242,21 @@ def test_wide_is_a_matter_of_width_alone():
     few = {"cake": np.full((2, 20), 20.0), "control": np.full((2, 20), 20.0)}
     assert wide(few, "cake")  # no interval yet
     assert not wide({"control": base}, "cake") and not wide({"cake": base}, "cake")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"level": 5},
+        {"level": math.nan},
+        {"trim": 0.5},
+        {"min_effect": -0.1},
+        {"sought_effect": 0},
+        {"resamples": 0},
+    ],
+    ids=str,
+)
+def test_a_rule_that_cannot_be_is_refused(wrong):
+    [(name, value)] = wrong.items()
+    with pytest.raises(ValueError, match=rf"rule of judgement: {name} is {value:g}; needs "):
+        Judgement(**wrong)
