@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,8 @@ LONG_US = 10.0
 #: What else the judge could have been: the false alarms and the power of each are reported beside its own.
 LEVELS = (0.98, 0.99, 0.995, 0.998)
 MIN_EFFECTS = (0.002, 0.003, 0.004, 0.005)
+#: Where the bins of the detection curve meet, in percent; a cell on an edge is in the bin above it.
+BIN_EDGES = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,21 @@ class Power(_Model):
     missed: tuple[Judged, ...]
 
 
+class Bin(_Model):
+    """The planted cells, of all arms and runs, whose ratio of medians is a slowdown of ``percent_from`` and
+    more but less than ``percent_below`` (``None``: no end), and how many of them were found.
+
+    The samples that bin a cell also judge it, which favours the judge: an interval holds the ratio shown, so
+    a slowdown hidden by noise is not missed in its own bin but is one of the small ones, and none is found
+    below the minimum effect. That is why the limits are kept or not by what was planted.
+    """
+
+    percent_from: float | None
+    percent_below: float | None
+    long_rows: Share
+    all_rows: Share
+
+
 class Other(_Model):
     """What another level and minimum effect would have given: shares of cells (power: of long rows)."""
 
@@ -137,6 +155,7 @@ class Selftest(_Model):
     cells: int
     flagged: tuple[Judged, ...]
     power: dict[str, Power]
+    by_achieved: tuple[Bin, ...] = ()
     limits: dict[str, float]
     kept: dict[str, bool]
     others: tuple[Other, ...]
@@ -230,6 +249,7 @@ def summarise(
         cells=len(alarms),
         flagged=tuple(c.judged(judgement) for c, flag in zip(cells[CONTROL], alarms, strict=True) if flag),
         power=powers,
+        by_achieved=_by_achieved([c for arm in PLANTED.values() for c in cells[arm]], long, judgement),
         limits={"false_alarm_rate": FALSE_ALARMS, "long_us": LONG_US}
         | {f"power_{percent}": limit for percent, limit in POWER.items()},
         kept=kept,
@@ -354,6 +374,30 @@ def _achieved(
     )
 
 
+def _by_achieved(cells: Sequence[_Cell], long: set[str], judgement: Judgement) -> tuple[Bin, ...]:
+    """The detection curve: every bin, from the smallest slowdown on; none where nothing was planted."""
+    if not cells:
+        return ()
+    edges = (None, *BIN_EDGES, None)
+    bins: list[list[tuple[bool, bool]]] = [[] for _ in edges[1:]]
+    for cell in cells:
+        ratio = cell.ratios[judgement.level].value
+        # Ratios are compared, as 100 * (1.003 - 1) is less than 0.3.
+        at = sum(ratio >= 1 + edge / 100 for edge in BIN_EDGES)
+        bins[at].append((cell.row in long, cell.found(judgement)))
+    return tuple(
+        Bin(
+            percent_from=lower,
+            percent_below=upper,
+            long_rows=_share(
+                sum(hit for is_long, hit in found if is_long), sum(is_long for is_long, _ in found)
+            ),
+            all_rows=_share(sum(hit for _, hit in found), len(found)),
+        )
+        for (lower, upper), found in zip(pairwise(edges), bins, strict=True)
+    )
+
+
 def _pooled(samples: Sequence[Array]) -> Array:
     """The groups of several runs below each other, short visits filled up with steps that have no time."""
     steps = max(s.shape[1] for s in samples)
@@ -419,8 +463,35 @@ def lines(test: Selftest) -> list[str]:
         if worst:
             parts = ", ".join(f"{kind} {s.count} of {s.of}" for kind, s in worst.items())
             said.append(f"  not all found: {parts}")
+    said += _curve(test.by_achieved)
     said += [f"not measured: {text}" for text in test.unmeasured]
     return said
+
+
+def _curve(bins: Sequence[Bin]) -> list[str]:
+    """The detection curve as a table, without the bins that no cell is in."""
+    if not bins:
+        return []
+    table = [("cell shows", f"{LONG_US:.0f} us and longer", "all rows")]
+    for b in bins:
+        if b.all_rows.of:
+            long, every = (f"{s.count} of {s.of}" for s in (b.long_rows, b.all_rows))
+            table.append((_between(b), long, every))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "planted cells found, by the slowdown that the cell itself shows:",
+        *("  " + "  ".join(word.rjust(w) for word, w in zip(row, widths, strict=True)) for row in table),
+    ]
+
+
+def _between(b: Bin) -> str:
+    if b.percent_from is None:
+        return f"under {b.percent_below:g} %"
+    return (
+        f"{b.percent_from:g} % and more"
+        if b.percent_below is None
+        else f"{b.percent_from:g} to {b.percent_below:g} %"
+    )
 
 
 def _kept(test: Selftest, limit: str) -> str:

@@ -15,7 +15,17 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.planted import PLANTED, selftest_arms
 from bench.run import conduct
-from bench.selftest import FALSE_ALARMS, Observation, lines, observed, run_directories, simulated, summarise
+from bench.selftest import (
+    BIN_EDGES,
+    FALSE_ALARMS,
+    Observation,
+    Selftest,
+    lines,
+    observed,
+    run_directories,
+    simulated,
+    summarise,
+)
 from bench.session import Options
 from bench.simulate import router_suite
 from bench.statistics import JUDGEMENT
@@ -108,6 +118,54 @@ def test_short_rows_count_for_five_percent_only():
     assert test.power["5"].all_rows.count == 1
 
 
+def curve(test):
+    """Found and all of every bin that a cell is in, by where it begins: of long rows, of all rows."""
+    return {
+        b.percent_from: (b.long_rows.count, b.long_rows.of, b.all_rows.count, b.all_rows.of)
+        for b in test.by_achieved
+        if b.all_rows.of
+    }
+
+
+def test_the_detection_curve_goes_by_what_a_cell_shows():
+    short = "router-wgrad-graph-T64-H4096-N256"
+    test = summarise(
+        [
+            observation(cake_planted_1=20.5, cake_planted_2=20.08, cake_planted_5=21.6),
+            observation("b", cake_planted_1=20.5, cake_planted_2=19.0, cake_planted_5=21.6),
+            observation(row=short, cake=7.0, cake_planted_2=7.18, cake_planted_5=7.002),
+        ]
+    )
+    # 2.5 % of a target of 1, 0.4 and -5 % of 2, 8 % of 5; on the short row 2.6 % of 2 and 0.03 % of 5.
+    assert curve(test) == {None: (0, 1, 0, 2), 0.3: (1, 1, 1, 1), 2.0: (2, 2, 3, 3), 5.0: (2, 2, 2, 2)}
+    assert test.power["5"].all_rows.count == 2 and not test.kept["power_5"]
+    text = "\n".join(lines(test))
+    assert "   under 0.3 %            0 of 1    0 of 2\n" in text
+    assert "      2 to 3 %            2 of 2    3 of 3\n  5 % and more            2 of 2    2 of 2" in text
+    assert "3 to 5 %" not in text
+
+
+def test_a_cell_on_an_edge_of_the_curve_is_in_the_bin_above_it():
+    for edge in BIN_EDGES:
+        flat = {"cake": np.full((15, 20), 1000.0), "cake_planted_1": np.full((15, 20), 1000 + 10 * edge)}
+        test = summarise([Observation("a", KEY, flat, 0.032, {})])
+        assert curve(test) == {edge: (1, 1, 1, 1)}
+
+
+def test_the_curve_holds_every_planted_cell_once(four_runs):
+    test = summarise(four_runs, simulated=True)
+    ends = [(b.percent_from, b.percent_below) for b in test.by_achieved]
+    assert ends == list(zip((None, *BIN_EDGES), (*BIN_EDGES, None), strict=True))
+    for kind in ("long_rows", "all_rows"):
+        bins = [getattr(b, kind) for b in test.by_achieved]
+        targets = [getattr(power, kind) for power in test.power.values()]
+        assert sum(b.of for b in bins) == sum(t.of for t in targets)
+        assert sum(b.count for b in bins) == sum(t.count for t in targets)
+    # The interval holds the ratio shown, so nothing below the minimum effect is ever found.
+    assert BIN_EDGES[0] == 100 * JUDGEMENT.min_effect and test.by_achieved[0].all_rows.count == 0
+    assert summarise([observation(control=20.0)]).by_achieved == ()
+
+
 def test_an_arm_without_times_is_not_measured():
     test = summarise([observation(missing={"cake_planted_1": "error: no"}, control=20.0)])
     assert test.unmeasured == (f"a {KEY} cake_planted_1: error: no",) and test.exit_code == 2
@@ -195,6 +253,8 @@ def test_the_simulated_command(tmp_path):
     found = json.loads((tmp_path / "selftest.json").read_text())
     assert result.exit_code in (0, 1) and found["simulated"] and found["cells"] == 90
     assert set(found["power"]) == {"1", "2", "5"} and found["config"] == JUDGEMENT.as_dict()
+    assert sum(b["all_rows"]["of"] for b in found["by_achieved"]) == 3 * 90
+    assert "planted cells found, by the slowdown that the cell itself shows:" in result.output
 
 
 @pytest.mark.parametrize("published", sorted(PUBLISHED.glob("h200-selftest-*")), ids=lambda path: path.name)
@@ -205,9 +265,9 @@ def test_a_published_selftest_follows_from_its_samples(published, tmp_path):
         for r in said["runs"]
     ]
     done = CliRunner().invoke(app, ["selftest", "--summarise", *runs, "--out", str(tmp_path / "again")])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == Selftest.model_validate(said).exit_code, done.output
     again = json.loads((tmp_path / "again" / "selftest.json").read_text())
-    for figure in ("false_alarm_rate", "cells", "limits", "kept", "config", "unmeasured"):
+    for figure in ("false_alarm_rate", "cells", "limits", "kept", "config", "unmeasured", "by_achieved"):
         assert again[figure] == said[figure], figure
     counts = ("long_rows", "all_rows", "by_kind", "percent_median", "percent_min", "percent_max")
     for percent, power in said["power"].items():
