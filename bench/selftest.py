@@ -13,11 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from bench.arms import CAKE, CONTROL
-from bench.model import SCHEMA, Manifest, Verdict
+from bench.model import Manifest, Verdict
 from bench.planted import PLANTED
+from bench.selftest_model import Achieved, Bin, Judged, Other, Power, RunLine, Selftest, Share
 from bench.simulate import TICK_US, router_suite, simulate_run
 from bench.statistics import (
     JUDGEMENT,
@@ -53,121 +53,6 @@ class Observation:
     samples: Mapping[str, Array]
     tick_us: float | None
     missing: Mapping[str, str]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Share(_Model):
-    """How many of how many."""
-
-    count: int
-    of: int
-    share: float | None = None
-
-
-class Judged(_Model):
-    """One arm of one row of one run, over cake."""
-
-    run: str
-    row: str
-    us: float
-    over_us: float
-    ratio: float
-    ratio_lo: float | None
-    ratio_hi: float | None
-    verdict: Verdict
-
-
-class Achieved(_Model):
-    """What was planted in a row as it was achieved, in percent, over all groups of all runs; and how often it
-    was found.
-    """
-
-    row: str
-    us: float
-    percent: float
-    percent_lo: float | None
-    percent_hi: float | None
-    found: int
-    runs: int
-
-
-class Power(_Model):
-    """How often a planted slowdown was found. ``percent_*``: what was achieved, over the rows of 10 us and
-    more.
-    """
-
-    target_percent: float
-    long_rows: Share
-    all_rows: Share
-    by_kind: dict[str, Share]
-    percent_median: float | None
-    percent_min: float | None
-    percent_max: float | None
-    achieved: tuple[Achieved, ...]
-    missed: tuple[Judged, ...]
-
-
-class Bin(_Model):
-    """The planted cells, of all arms and runs, whose ratio of medians is a slowdown of ``percent_from`` and
-    more but less than ``percent_below`` (``None``: no end), and how many of them were found.
-
-    The samples that bin a cell also judge it, which favours the judge: an interval holds the ratio shown, so
-    a slowdown hidden by noise is not missed in its own bin but is one of the small ones, and none is found
-    below the minimum effect. That is why the limits are kept or not by what was planted.
-    """
-
-    percent_from: float | None
-    percent_below: float | None
-    long_rows: Share
-    all_rows: Share
-
-
-class Other(_Model):
-    """What another level and minimum effect would have given: shares of cells (power: of long rows)."""
-
-    level: float
-    min_effect: float
-    false_alarm_rate: float | None
-    power: dict[str, float | None]
-
-
-class RunLine(_Model):
-    """One run behind the figures."""
-
-    run: str
-    started: str = ""
-    commit: str = ""
-    device: str = ""
-    arms: tuple[str, ...] = ()
-    rows: int
-    finished: bool
-
-
-class Selftest(_Model):
-    """``selftest.json``."""
-
-    schema_version: int = SCHEMA
-    simulated: bool
-    false_alarm_rate: float | None
-    cells: int
-    flagged: tuple[Judged, ...]
-    power: dict[str, Power]
-    by_achieved: tuple[Bin, ...] = ()
-    limits: dict[str, float]
-    kept: dict[str, bool]
-    others: tuple[Other, ...]
-    unmeasured: tuple[str, ...] = ()
-    config: dict[str, float] = Field(default_factory=dict)
-    runs: tuple[RunLine, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0: all limits are kept; 1: one is not; 2: something was not measured."""
-        missing = self.unmeasured or self.false_alarm_rate is None or not all(r.finished for r in self.runs)
-        return 1 if not all(self.kept.values()) else 2 if missing else 0
 
 
 def simulated(
@@ -432,72 +317,3 @@ def _plain_lines(seen: Sequence[Observation]) -> tuple[RunLine, ...]:
     for o in seen:
         rows.setdefault(o.run, set()).add(o.row)
     return tuple(RunLine(run=run, rows=len(keys), finished=True) for run, keys in rows.items())
-
-
-def lines(test: Selftest) -> list[str]:
-    """The result in words, for the terminal."""
-    said = [f"{len(test.runs)} {'simulated ' if test.simulated else ''}runs"]
-    if test.false_alarm_rate is None:
-        said.append("no cell of an arm against itself")
-    else:
-        said.append(
-            f"false alarms: {len(test.flagged)} of {test.cells} cells ({100 * test.false_alarm_rate:.2f} %, "
-            f"allowed {100 * FALSE_ALARMS:.1f} %){_kept(test, 'false_alarm_rate')}"
-        )
-    said += [f"  flagged: {_words(c)}" for c in test.flagged]
-    for name, power in test.power.items():
-        every = name == "5"
-        share = power.all_rows if every else power.long_rows
-        rows = "rows" if every else f"rows of {LONG_US:.0f} us and longer"
-        achieved = (
-            ""
-            if power.percent_median is None
-            else f"; achieved {power.percent_median:.2f} % "
-            f"({power.percent_min:.2f} to {power.percent_max:.2f} % by row)"
-        )
-        said.append(
-            f"planted {name} %: found {share.count} of {share.of} {rows} ({100 * (share.share or 0):.1f} %, "
-            f"asked for {100 * POWER[int(name)]:.0f} %){_kept(test, f'power_{name}')}{achieved}"
-        )
-        worst = {kind: s for kind, s in power.by_kind.items() if s.count < s.of}
-        if worst:
-            parts = ", ".join(f"{kind} {s.count} of {s.of}" for kind, s in worst.items())
-            said.append(f"  not all found: {parts}")
-    said += _curve(test.by_achieved)
-    said += [f"not measured: {text}" for text in test.unmeasured]
-    return said
-
-
-def _curve(bins: Sequence[Bin]) -> list[str]:
-    """The detection curve as a table, without the bins that no cell is in."""
-    if not bins:
-        return []
-    table = [("cell shows", f"{LONG_US:.0f} us and longer", "all rows")]
-    for b in bins:
-        if b.all_rows.of:
-            long, every = (f"{s.count} of {s.of}" for s in (b.long_rows, b.all_rows))
-            table.append((_between(b), long, every))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "planted cells found, by the slowdown that the cell itself shows:",
-        *("  " + "  ".join(word.rjust(w) for word, w in zip(row, widths, strict=True)) for row in table),
-    ]
-
-
-def _between(b: Bin) -> str:
-    if b.percent_from is None:
-        return f"under {b.percent_below:g} %"
-    return (
-        f"{b.percent_from:g} % and more"
-        if b.percent_below is None
-        else f"{b.percent_from:g} to {b.percent_below:g} %"
-    )
-
-
-def _kept(test: Selftest, limit: str) -> str:
-    return "" if test.kept.get(limit, True) else " - MISSED"
-
-
-def _words(cell: Judged) -> str:
-    interval = "" if cell.ratio_lo is None else f" [{cell.ratio_lo:.4f}, {cell.ratio_hi:.4f}]"
-    return f"{cell.run} {cell.row} {cell.us:.2f} / {cell.over_us:.2f} us = {cell.ratio:.4f}{interval}"

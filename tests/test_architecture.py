@@ -17,7 +17,7 @@ ALLOWED = {
     "baselines": (),
     "bench": ("cake", "baselines"),
     "bench.cli": PACKAGES,
-    "reports": ("bench.model", "bench.rule", "bench.store", "bench.statistics"),
+    "reports": ("bench.model", "bench.rule", "bench.selftest_model", "bench.statistics", "bench.store"),
 }
 #: Bindings of GPU libraries: imported where they are used, so that every package imports on a CPU-only
 #: install.
@@ -99,6 +99,7 @@ def test_there_is_something_to_check():
         ("bench.clients", "reports", True),
         ("reports.tables", "bench.model", False),
         ("reports.tables", "bench.models", True),
+        ("reports.selftest", "bench.selftest", True),
         ("reports.tables", "bench", True),
     ],
 )

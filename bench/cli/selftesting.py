@@ -16,9 +16,11 @@ import typer
 from rich.console import Console
 
 from bench.cli.common import Json, measured, mendable, refuse, say
-from bench.selftest import Selftest, lines, observed, run_directories, simulated, summarise
+from bench.selftest import observed, run_directories, simulated, summarise
+from bench.selftest_model import Selftest
 from bench.session import Options
 from bench.store import atomic_write, open_run
+from reports.selftest import words
 
 RESULT = "selftest.json"
 
@@ -127,7 +129,7 @@ def write(found: Selftest, where: Path) -> Path:
 
 def show(found: Selftest, path: Path, console: Console, as_json: bool) -> None:
     """Say the result, and exit with its code."""
-    said: Sequence[str] = lines(found)
+    said: Sequence[str] = words(found)
     for line in said:
         say(console if as_json else Console(), line)
     if as_json:

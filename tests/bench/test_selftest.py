@@ -19,13 +19,12 @@ from bench.selftest import (
     BIN_EDGES,
     FALSE_ALARMS,
     Observation,
-    Selftest,
-    lines,
     observed,
     run_directories,
     simulated,
     summarise,
 )
+from bench.selftest_model import Selftest
 from bench.session import Options
 from bench.simulate import router_suite
 from bench.statistics import JUDGEMENT
@@ -102,9 +101,6 @@ def test_alarms_and_misses_are_counted_and_named():
     assert one.achieved[0].found == 1 and one.achieved[0].runs == 2
     assert test.power["5"].achieved[0].percent == pytest.approx(5, abs=0.1)
     assert test.exit_code == 1 and not test.kept["false_alarm_rate"] and test.kept["power_5"]
-    text = "\n".join(lines(test))
-    assert "false alarms: 1 of 2 cells (50.00 %, allowed 0.5 %) - MISSED" in text
-    assert f"flagged: b {KEY} 20.60 / 20.00 us" in text
 
 
 def test_a_planted_arm_that_is_called_faster_is_not_found():
@@ -139,10 +135,6 @@ def test_the_detection_curve_goes_by_what_a_cell_shows():
     # 2.5 % of a target of 1, 0.4 and -5 % of 2, 8 % of 5; on the short row 2.6 % of 2 and 0.03 % of 5.
     assert curve(test) == {None: (0, 1, 0, 2), 0.3: (1, 1, 1, 1), 2.0: (2, 2, 3, 3), 5.0: (2, 2, 2, 2)}
     assert test.power["5"].all_rows.count == 2 and not test.kept["power_5"]
-    text = "\n".join(lines(test))
-    assert "   under 0.3 %            0 of 1    0 of 2\n" in text
-    assert "      2 to 3 %            2 of 2    3 of 3\n  5 % and more            2 of 2    2 of 2" in text
-    assert "3 to 5 %" not in text
 
 
 def test_a_cell_on_an_edge_of_the_curve_is_in_the_bin_above_it():
