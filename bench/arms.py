@@ -19,6 +19,7 @@ from bench.model import Candidate, Picks
 from bench.previous import drop_programs, program_digest
 from bench.search import fastest, searched
 from bench.suites import Row, Tensors
+from cake.plan import UnsupportedDevice
 
 
 class ArmsError(Exception):
@@ -79,12 +80,15 @@ SEQUENCE = "sequence"
 CONTROL = "control"
 #: The arm every ratio is over, and the arm that is the user's default.
 CAKE, CAKE_DET = "cake", "cake_det"
+#: ``cake`` by three FP16 products instead of six BF16 ones, where the device has programs for it.
+CAKE_FP16X2 = "cake_fp16x2"
 #: What ``cake`` is in another version of the package.
 CAKE_PREV = "cake_prev"
 
 
 def cake_arms(previous: ModuleType | None = None) -> list[Arm]:
-    """``cake`` (atomics allowed), ``control`` (the same again) and ``cake_det`` (the user's default).
+    """``cake`` (atomics allowed), ``control`` (the same again), ``cake_det`` (the user's default) and
+    ``cake_fp16x2``.
 
     With another version of the package also ``cake_prev``, its ``cake``; then both give their deterministic
     bits too.
@@ -93,6 +97,7 @@ def cake_arms(previous: ModuleType | None = None) -> list[Arm]:
         _cake_arm(CAKE, cake, False, compared=previous is not None),
         _cake_arm(CONTROL, cake, False),
         _cake_arm(CAKE_DET, cake, True),
+        _cake_arm(CAKE_FP16X2, cake, False, emulation="fp16x2"),
     ]
     return arms if previous is None else [*arms, _cake_arm(CAKE_PREV, previous, False, compared=True)]
 
@@ -143,21 +148,36 @@ def load_arms(path: Path, taken: Iterable[str] = ()) -> list[Arm]:
 _FUNCTIONS = {"fwd": "router_forward", "dgrad": "router_dgrad", "wgrad": "router_wgrad"}
 
 
-def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: bool = False) -> Arm:
-    """An arm of a version of cake; ``compared``: its deterministic bits are wanted as well."""
+def _cake_arm(
+    name: str, package: ModuleType, deterministic: bool, compared: bool = False, emulation: str | None = None
+) -> Arm:
+    """An arm of a version of cake; ``compared``: its deterministic bits are wanted as well. ``emulation`` is
+    the package's default where it is not given.
+    """
+    options: dict[str, Any] = {"deterministic": deterministic}
+    if emulation is not None:
+        options["emulation"] = emulation
 
     def prepare(row: Row, t: Tensors) -> Prepared:
+        if emulation is not None and t.X.device.type == "cpu":
+            raise Unsupported(
+                f"cake's CPU executor is a reference for checking, and {emulation} of it would add a third "
+                "to the time of a run; cake_fp16x2 is measured on GPUs"
+            )
         used: dict[str, tuple[str, ...]] = {
             "prepare_router": ("X", "W", "G", "out", "deterministic"),
             "clear_caches": (),
         }
         if row.mode == "eager":
             used |= dict.fromkeys(_eager_functions(row.op), ("out", "deterministic"))
+        always = {**options, "deterministic": True}
         if lacking := lacks(package, used):
             raise Unsupported(lacking)
         drop_programs(package)  # every instance has its programs at another place: see conduct._instance
         try:
-            prepared = _bind_cake(package, row, t, deterministic)
+            prepared = _bind_cake(package, row, t, options)
+        except UnsupportedDevice as e:
+            raise Unsupported(str(e)) from e
         except (TypeError, ValueError) as e:
             if package is cake:
                 raise
@@ -165,27 +185,36 @@ def _cake_arm(name: str, package: ModuleType, deterministic: bool, compared: boo
             raise Unsupported(f"this version says: {type(e).__name__}: {e}") from e
         return replace(
             prepared,
-            deterministic=partial(_bind_cake, package, row, t, True) if compared else None,
+            deterministic=partial(_bind_cake, package, row, t, always) if compared else None,
             reload=partial(drop_programs, package) if row.mode == "eager" else None,
         )
 
     return Arm(name, prepare, "cake")
 
 
-def _bind_cake(package: ModuleType, row: Row, t: Tensors, deterministic: bool) -> Prepared:
+def _bind_cake(package: ModuleType, row: Row, t: Tensors, options: Mapping[str, Any]) -> Prepared:
     """A version of cake bound to a row's tensors, with its plans, programs and partitions."""
-    launch = package.prepare_router(row.op, **operands(row.op, t), deterministic=deterministic)
+    launch = package.prepare_router(row.op, **operands(row.op, t), **options)
+    run = launch if row.mode == "graph" else _eager_cake(package, row.op, t, options)
+    return described(package, row, launch, run)
+
+
+def described(package: ModuleType, row: Row, launch: Any, run: Callable[[], None]) -> Prepared:
+    """``run`` with the plans, programs and partitions of a prepared launch of a version of cake."""
     plans = tuple(getattr(launch, "plans", ()))
     texts = [str(p) for p in plans] if len(plans) == len(row.gemms) else [""] * len(row.gemms)
     calls = tuple(
         Call(library="cake", function=_FUNCTIONS[kind], algorithm=text)
         for kind, text in zip(row.gemms, texts, strict=True)
     )
-    keys = list(dict.fromkeys(key for p in plans if (key := getattr(p, "program", None)) is not None))
+    # Where both gradients are one launch, its program is theirs.
+    both = getattr(launch, "backward", None)
+    made = (*plans[:-2], both) if both is not None else plans
+    keys = list(dict.fromkeys(key for p in made if (key := getattr(p, "program", None)) is not None))
     cuts = [str(cut) for p in plans if (cut := getattr(p, "partition", None)) is not None]
     digests = [program_digest(package, key) for key in keys]
     return Prepared(
-        launch if row.mode == "graph" else _eager_cake(package, row.op, t, deterministic),
+        run,
         calls,
         program=" + ".join(map(str, keys)) or None,
         partition=" + ".join(cuts) or None,
@@ -226,20 +255,20 @@ def _eager_functions(op: str) -> tuple[str, ...]:
     return {"bwd": (both,), "2fwd+bwd": (_FUNCTIONS["fwd"], both)}.get(op) or (_FUNCTIONS[op],)
 
 
-def _eager_cake(package: ModuleType, op: str, t: Tensors, det: bool) -> Callable[[], None]:
+def _eager_cake(package: ModuleType, op: str, t: Tensors, options: Mapping[str, Any]) -> Callable[[], None]:
     """The calls a user writes for the op, with ``out=`` given (an allocation is not what is compared)."""
 
     def fwd() -> None:
-        package.router_forward(t.X, t.W, out=t.out, deterministic=det)
+        package.router_forward(t.X, t.W, out=t.out, **options)
 
     def dgrad() -> None:
-        package.router_dgrad(t.G, t.W, out=t.dX, deterministic=det)
+        package.router_dgrad(t.G, t.W, out=t.dX, **options)
 
     def wgrad() -> None:
-        package.router_wgrad(t.G, t.X, out=t.dW, deterministic=det)
+        package.router_wgrad(t.G, t.X, out=t.dW, **options)
 
     def bwd() -> None:
-        package.router_backward(t.G, t.X, t.W, out=(t.dX, t.dW), deterministic=det)
+        package.router_backward(t.G, t.X, t.W, out=(t.dX, t.dW), **options)
 
     def step() -> None:
         fwd()

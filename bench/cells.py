@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.arms import CAKE, CAKE_DET, CAKE_PREV, CONTROL
+from bench.arms import CAKE, CAKE_DET, CAKE_FP16X2, CAKE_PREV, CONTROL
 from bench.model import Again, ArmFacts, CallFacts, Cell, Cells, Manifest, RowFacts, Status
 from bench.statistics import (
     JUDGEMENT,
@@ -124,8 +124,8 @@ def _row_cells(
     libraries = [arm for arm in facts.arms if arm.kind == "library"]
     sampling = Sampling(manifest.form, facts.units)
     times = {arm.arm: us for arm in libraries if (us := _us(arm, samples, sampling)) is not None}
-    for over in (CAKE, CAKE_DET):
-        if not libraries or not any(arm.arm == over for arm in facts.arms):
+    for over in (CAKE, CAKE_DET, CAKE_FP16X2):
+        if not libraries or not any(_judged(arm, over) for arm in facts.arms):
             continue
         if times:
             best = next(arm for arm in libraries if arm.arm == min(times, key=lambda name: times[name]))
@@ -146,6 +146,11 @@ def _row_cells(
                 )
             )
     return cells
+
+
+def _judged(arm: ArmFacts, over: str) -> bool:
+    """Whether it is the arm that the libraries are put over; not where the device has no FP16x2."""
+    return arm.arm == over and not (over == CAKE_FP16X2 and arm.status == "unsupported")
 
 
 def _without_time(libraries: Sequence[ArmFacts]) -> Status:

@@ -26,11 +26,12 @@ from typing import IO, Any
 import torch
 
 import baselines
+import cake
 from baselines.gemm import Unsupported
 from bench.arms import Arm, cake_arms, library_arms, load_arms
 from bench.capture import capture
 from bench.model import Picks
-from bench.previous import import_package
+from bench.previous import import_package, without_routes
 from bench.suites import Row, Tensors, router_tensors
 
 #: Calls between two syncs. A GPU's queue holds about 1,000 launches; 20 calls of 4 GEMMs stay far below, so
@@ -234,6 +235,8 @@ def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     picks = Picks.model_validate_json(path.read_bytes()) if path.is_file() else Picks()
     # Before the first torch.mm, like in the run itself: torch reads its workspace size once.
     previous = import_package(Path(job["previous"])) if job.get("previous") else None
+    if previous:
+        without_routes(device, cake, previous)
     own = [
         *cake_arms(previous),
         *library_arms(baselines.libraries(device.type, job["workspace_bytes"]), picks),

@@ -249,9 +249,10 @@ def _planned(package: ModuleType, arch: str, sms: int, row: Planned) -> PlanFact
         }[row.kind]
         problem = planner.router_problem(row.kind, *(matrix(*shape) for shape in shapes))
         spec = planner.DeviceSpec(arch, sms)
-        second = list(inspect.signature(planner.plan).parameters)[1]
-        where = spec.family if second == "family" else spec
-        plan = planner.plan(problem, where, deterministic=row.deterministic)
+        known = list(inspect.signature(planner.plan).parameters)
+        where = spec.family if known[1] == "family" else spec
+        size = {"sms": sms} if "sms" in known else {}
+        plan = planner.plan(problem, where, deterministic=row.deterministic, **size)
         key = plan.program
         return PlanFacts(str(plan), str(key), str(plan.partition), program_digest(package, key))
     except Exception as e:

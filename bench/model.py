@@ -359,6 +359,64 @@ class Cells(_Model):
     missing: tuple[str, ...] = ()
 
 
+class Tried(_Model):
+    """A plan that was measured against the shipped rule's: ``ratio`` is that one's time over its own, above 1
+    where this one is the faster.
+    """
+
+    name: str
+    plan: str
+    status: Status
+    reason: str = ""
+    flags: tuple[Flag, ...] = ()
+    us: float | None = None
+    ratio: float | None = None
+    ratio_lo: float | None = None
+    ratio_hi: float | None = None
+    verdict: Verdict | None = None
+
+
+class TunedRow(_Model):
+    """A row whose plans were measured, fastest first. ``base`` is the shipped rule's; ``route`` and ``rule``
+    are the TOML of what should take its place, empty where nothing is faster; ``arm`` is the route's.
+    """
+
+    row: str
+    base: Tried
+    tried: tuple[Tried, ...]
+    arm: str = ""
+    route: str = ""
+    rule: str = ""
+
+
+class Tuning(_Model):
+    """``tuning.json``: what a tuner found."""
+
+    schema_version: int = SCHEMA
+    run: str
+    device: Device
+    started: str
+    rows: tuple[TunedRow, ...]
+    flags: tuple[Flag, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def of(self, *statuses: Status) -> tuple[str, ...]:
+        """The plans that ended so, in words."""
+        return tuple(
+            f"{row.row} {t.name}: {t.status}: {t.reason}"
+            for row in self.rows
+            for t in (row.base, *row.tried)
+            if t.status in statuses
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 fine, 1 a plan is inaccurate, 2 something could not be measured."""
+        if self.of("inaccurate"):
+            return 1
+        return 2 if self.missing or self.of("error", "unsupported") else 0
+
+
 class GateFinding(_Model):
     """Why a gate is not green, for one row: ``row`` is its key, empty for what concerns the whole run.
 

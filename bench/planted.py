@@ -54,8 +54,8 @@ class Calibration:
         return max(round((self.cake_us * percent / 100 - self.offset_us) / self.us_per_clock), 0)
 
 
-def selftest_arms(bench: Bench, plant: bool = True) -> list[Arm]:
-    """``cake``, ``control`` and, where asked, an arm for each of :data:`PLANTED`."""
+def selftest_arms(bench: Bench, rows: Sequence[Row] = (), plant: bool = True) -> list[Arm]:
+    """``cake``, ``control`` and, where asked, an arm for each of :data:`PLANTED`; the same on all rows."""
     own = [arm for arm in cake_arms() if arm.name in (CAKE, CONTROL)]
     if not plant:
         return own

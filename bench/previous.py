@@ -27,6 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 import cake
 from cake.program.compiler import cache_dir
 
@@ -162,6 +164,14 @@ def drop_programs(package: ModuleType) -> None:
     package.clear_caches()
     with suppress(ImportError, AttributeError):  # a version that keeps them in another way
         importlib.import_module(f"{package.__name__}.launch.router")._kernel.cache_clear()
+
+
+def without_routes(device: torch.device, *packages: ModuleType) -> None:
+    """Set this device's routes aside in versions that have any: they are compared by what they ship."""
+    for package in packages:
+        if hasattr(package, "set_routes"):
+            with suppress(ValueError):  # a device it does not support has none
+                package.set_routes(None, device=device)
 
 
 def _bare(source: str) -> str:

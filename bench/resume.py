@@ -73,13 +73,13 @@ def _difference(was: Sequence[str], now: Sequence[str]) -> str:
 
 def _advice(before: Manifest, now: Manifest, path: Path) -> str:
     """What to type instead: a run knows all of its options but the file of its user's arms."""
-    file = ""
+    command, file = ("tune" if before.command.startswith("cake-bench tune") else "run"), ""
     if set(before.arms) - set(now.arms):
         file = " --arms FILE with the arms it began with"
     elif set(now.arms) - set(before.arms):
         file = " without --arms"
     return (
-        f"go on with `cake-bench run --resume {path}`{file} and no further options, or start a new run "
+        f"go on with `cake-bench {command} --resume {path}`{file} and no further options, or start a new run "
         "(leave out --resume)"
     )
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bench import host
 from bench.accuracy import references
-from bench.arms import CAKE, CAKE_PREV, CONTROL
+from bench.arms import CAKE, CAKE_FP16X2, CAKE_PREV, CONTROL
 from bench.cells import FLAGS, HostTimes, flagged, make_cells
 from bench.conduct import measure_row
 from bench.environment import shared_gpu
@@ -61,8 +61,12 @@ class Outcome:
         """All that has no result though it should have one, in words."""
 
         def failed(c: Cell) -> bool:
-            # What the previous version did not have yet cannot be compared, and is no failure.
-            fine = ("ok", "unsupported") if c.arm == CAKE_PREV else ("ok", "inaccurate")
+            # What the previous version did not have yet cannot be compared, and is no failure; nor is it one
+            # that a device has no FP16x2.
+            fine = {
+                CAKE_PREV: ("ok", "unsupported"),
+                CAKE_FP16X2: ("ok", "inaccurate", "unsupported"),
+            }.get(c.arm, ("ok", "inaccurate"))
             pending = c.first_verdict in FLAGS and c.again is None
             return c.status not in fine or pending
 

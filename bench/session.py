@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 import baselines
+import cake
 from baselines.gemm import Library
 from bench import environment
 from bench.accuracy import BUDGET
@@ -22,7 +23,7 @@ from bench.clocks import Clocks, hard_slowdown, power_capped
 from bench.l2 import L2
 from bench.model import Flag, L2Proof, Manifest, Picks, TimerFacts
 from bench.presets import Preset, in_passes, left_out, preset_for
-from bench.previous import Version, load_copy, load_previous, package_digest
+from bench.previous import Version, load_copy, load_previous, package_digest, without_routes
 from bench.statistics import JUDGEMENT
 from bench.suites import MODES, OPS, Row, Shape, load_shapes, router_rows
 from bench.timers import TIMERS, Timer, check_note, default_timer, make_timer
@@ -60,8 +61,9 @@ class Options:
     control_run: bool = False
     #: Patterns of row keys, as the shell has them.
     keys: tuple[str, ...] | None = None
-    #: Makes the arms that are measured instead of all others; then there are no libraries and no host times.
-    only: Callable[[Bench], Sequence[Arm]] | None = None
+    #: Makes the arms of the rows that are measured instead of all others; then there are no libraries and no
+    #: host times.
+    only: Callable[[Bench, Sequence[Row]], Sequence[Arm]] | None = None
 
 
 @dataclass
@@ -111,6 +113,8 @@ def open_session(options: Options, before: Manifest | None) -> Session:
     timer = _timer(options, before, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if previous:
+        without_routes(device, cake, previous.module)
     # Before the first torch.mm: torch reads its workspace size once.
     libraries = [] if options.only else baselines.libraries(device.type, WORKSPACE_BYTES)
     own = cake_arms(previous.module if previous else None)
@@ -144,7 +148,7 @@ def open_session(options: Options, before: Manifest | None) -> Session:
         "warm" if warm else "cold",
         previous,
         control_run,
-        tuple(options.only(bench)) if options.only else (),
+        tuple(options.only(bench, rows)) if options.only else (),
     )
 
 
@@ -313,9 +317,23 @@ def _timer_facts(timer: Timer | None) -> TimerFacts:
     return facts
 
 
+def _routes_note(device: torch.device) -> list[str]:
+    """That cake's plans are not all the shipped rules', where it is so."""
+    try:
+        routes = cake.routes(device)
+    except ValueError:  # a device that cake does not support: its arms say so
+        return []
+    count = f"{len(routes.rules)} route{'s' * (len(routes.rules) != 1)}"
+    where = routes.source or "this process"
+    said = f"deterministic=False follows {count} of this device, from {where} (docs/tuning.md)"
+    return [said] if routes.rules else []
+
+
 def _notes(session: Session, timer: TimerFacts) -> list[str]:
     """What a reader of the run must know: rows left out, and what could not be had here."""
     notes = [*left_out(session.rows), *session.notes]
+    if not session.only:
+        notes += _routes_note(session.bench.device)
     if note := check_note(timer):
         notes.append(note)
     proof = session.proof

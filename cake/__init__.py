@@ -2,6 +2,8 @@
 default.
 """
 
+from .launch.routes import routes, set_routes
+from .plan.routes import Routes
 from .router import (
     PreparedRouter,
     clear_caches,
@@ -11,13 +13,18 @@ from .router import (
     router_forward,
     router_wgrad,
 )
+from .training import router_linear
 
 __all__ = [
     "PreparedRouter",
+    "Routes",
     "clear_caches",
     "prepare_router",
     "router_backward",
     "router_dgrad",
     "router_forward",
+    "router_linear",
     "router_wgrad",
+    "routes",
+    "set_routes",
 ]

@@ -22,7 +22,7 @@ from .router import OPS, Op, PreparedRouter, prepare_router
 
 def prepare(op: Op, *, spin: int, **arguments: Any) -> PreparedRouter:
     """:func:`cake.prepare_router` with the same arguments, planted. Raises ``ValueError`` on a CPU."""
-    with _in_place_of_plain(_Planting(op, spin)):
+    with in_place_of_plain(_Planting(op, spin)):
         return prepare_router(op, **arguments)
 
 
@@ -37,7 +37,7 @@ class Eager:
 
     def __call__(self) -> None:
         """Make the calls."""
-        with _in_place_of_plain(self._entries):
+        with in_place_of_plain(self._entries):
             self._call()
 
     def clear(self) -> None:
@@ -68,7 +68,8 @@ class _Planting(Entries):
 
 
 @contextmanager
-def _in_place_of_plain(entries: Entries) -> Iterator[None]:
+def in_place_of_plain(entries: Entries) -> Iterator[None]:
+    """Have cake's functions make and find their launches in ``entries``, for a while."""
     plain, router._entries = router._entries, entries
     try:
         yield

@@ -14,9 +14,11 @@ from typing import Any, Literal
 import torch
 
 from . import operand
-from .launch.entry import Addresses, Entries, Entry, Options, addresses, apart, current_stream, product
-from .launch.router import WORKSPACES, Workspace, forget_kernels
+from .launch import routes
+from .launch.entry import Both, Entries, Entry, Options, addresses, apart, current_stream, product
+from .launch.router import WORKSPACES, Addresses, Workspace, forget_kernels
 from .operand import OPERANDS, Kind
+from .plan.backward import BackwardPlan
 
 Op = Literal["fwd", "dgrad", "wgrad", "bwd", "2fwd+bwd"]
 
@@ -102,8 +104,9 @@ def _resolve(
     out_dtype: torch.dtype | None,
     given: Given,
     stream: int,
+    bind: bool = True,
 ) -> Resolved:
-    """Look a GEMM's launch up, or check the call and make it. Runs nothing."""
+    """Look a GEMM's launch up, or check the call and make it; ``bind`` it, too. Runs nothing."""
     entry = None
     splits = given[2]
     if splits is not None and type(splits) is not int:  # it would find the entry of an equal int: True == 1
@@ -115,19 +118,21 @@ def _resolve(
             given,
             out_dtype,
             stream,
+            routes.generation,
             first.shape,
             first.stride(),
             first.dtype,
-            first.device,
+            first.get_device(),  # numbers: a torch.device takes 0.1 us to hash
             second.shape,
             second.stride(),
             second.dtype,
-            second.device,
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            second.get_device(),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
         )
-        # What is kept is aligned; an empty tensor need not be.
-        aligned = not (at1 | at2 | at) & (operand.ALIGNMENT - 1)
-        if aligned:
+        # What is kept is aligned and somewhere: an empty tensor need not be, one without memory ("meta") has
+        # the CPU's number.
+        usual = at1 and at2 and (at or out is None) and not (at1 | at2 | at) & (operand.ALIGNMENT - 1)
+        if usual:
             entry = _entries.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or an unhashable option: say which
         _check(kind, first, second, out, out_dtype, Options(*given))
@@ -142,8 +147,9 @@ def _resolve(
             at = target.data_ptr()
         entry = _entries.make(kind, first, second, target, options)
         entry.check_overlap(first, second, target, (at1, at2, at))
-        entry.bind()
-        if aligned:
+        if bind:
+            entry.bind()
+        if usual:
             _entries.put(key, entry)
     elif out is None:
         p = entry.problem
@@ -170,9 +176,10 @@ def _check(
         _check_out(kind, first, second, out, out_dtype)
 
 
-def _stream(first: object) -> int:
-    """The raw current stream of a call, of its first tensor's device; 0 for what is no tensor."""
-    return current_stream(first.device) if isinstance(first, torch.Tensor) else 0
+def _stream(first: Any) -> int:
+    """The raw current stream of a call, of its first tensor's device; 0 for what is on no GPU."""
+    on_gpu = isinstance(first, torch.Tensor) and first.is_cuda
+    return int(torch._C._cuda_getCurrentRawStream(first.get_device())) if on_gpu else 0
 
 
 def _call(
@@ -205,14 +212,18 @@ def router_forward(
 
     X is FP32 or BF16, W FP32, ``out`` FP32 (a new tensor if not given; a view is written in place, the rest
     of its buffer stays). ``deterministic=True``: the same bits every time, for a token whatever its batch.
-    ``deterministic=False`` may add partial sums in any order. ``emulation`` names the split product:
-    ``bf16x3``. ``splits`` pins the number of K segments (1 to 16). ``pdl=True`` lets the launch overlap the
-    end of the stream's last kernel where the GPU can (compute capability 9.0 and newer).
+    ``deterministic=False`` may add partial sums in any order, and follows the device's routes
+    (:func:`cake.set_routes`). ``emulation`` names the split product: ``bf16x3``, six 16-bit products for one
+    of FP32, or ``fp16x2``, three, on GPUs of architecture sm_90a and on the CPU (elsewhere a ``ValueError``).
+    ``splits`` pins the number of K segments (1 to 16). ``pdl=True`` lets the launch overlap the end of the
+    stream's last kernel where the GPU can (compute capability 9.0 and newer).
 
     Relative Frobenius error against FP64 about 2e-7; an element is within 1e-6 of the sum of |x||w| behind it
-    where operands are 0 or of magnitude 2^-100 to 2^127. Smaller operands lose low bits, never more than
-    2^-133 each; a non-finite operand gives inf or NaN. Autograd does not see the call: the result has no
-    gradient. Raises ``TypeError`` or ``ValueError`` naming the tensor, what it has and what is needed.
+    where operands are 0 or of magnitude 2^-100 to 2^127, with ``fp16x2`` also at least 2^-28 of the largest
+    one of their row-chunk: the 64 neighbours along the sum. Smaller operands lose low bits, never more than
+    2^-133 each, with ``fp16x2`` than 2^-50 of that largest one; a non-finite operand gives inf or NaN.
+    Autograd does not see the call: the result has no gradient. Raises ``TypeError`` or ``ValueError`` naming
+    the tensor, what it has and what is needed.
     """
     return _call("fwd", X, W, out, out_dtype, (deterministic, emulation, splits, pdl))
 
@@ -266,7 +277,8 @@ def router_backward(
     splits: int | None = None,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both gradients ``(dX, dW)``, the bits of :func:`router_dgrad` and :func:`router_wgrad`.
+    """Both gradients ``(dX, dW)``, the bits of :func:`router_dgrad` and :func:`router_wgrad`; on GPUs of
+    architecture sm_90a in one launch where G, X and W lie in rows and the sum over T is not split.
 
     ``out`` is a pair ``(dX, dW)``; ``out_dtype`` is dX's. Options and errors as :func:`router_forward`.
     """
@@ -274,14 +286,13 @@ def router_backward(
     given, stream = (deterministic, emulation, splits, pdl), _stream(G)
     # Both are resolved before either runs: a call that fails leaves both outputs as they were, and the host
     # does not think between the two launches.
-    dgrad, dx, at_dx = _resolve("dgrad", G, W, given_dx, out_dtype, given, stream)
-    wgrad, dw, at_dw = _resolve("wgrad", G, X, given_dw, None, given, stream)
+    dgrad, dx, at_dx = _resolve("dgrad", G, W, given_dx, out_dtype, given, stream, bind=False)
+    wgrad, dw, at_dw = _resolve("wgrad", G, X, given_dw, None, given, stream, bind=False)
     _check_features(X, W)
     if out is not None and not _all_apart(dgrad, wgrad, at_dx, at_dw):
         operand.check_overlap("dX", dx, {"X": X, "dW": dw})
         operand.check_overlap("dW", dw, {"W": W})
-    dgrad.run(G, W, dx, at_dx, stream)
-    wgrad.run(G, X, dw, at_dw, stream)
+    _entries.both(dgrad, wgrad).run(dgrad, (G, W, dx), (G, X, dw), at_dx, at_dw, stream)
     return dx, dw
 
 
@@ -310,9 +321,10 @@ class PreparedRouter:
     """An op bound to its tensors: calling it enqueues all its GEMMs on the current stream, allocating
     nothing.
 
-    ``outputs`` are the tensors written, by name (``out``, ``dX``, ``dW``); ``plans`` has one plan a GEMM. It
-    owns its workspace and can be captured from its first call on, on any stream; one replay or call may be in
-    flight at a time. A graph that captured it works on its tensors and workspace: keep it as long as that.
+    ``outputs`` are the tensors written, by name (``out``, ``dX``, ``dW``); ``plans`` has one plan a GEMM,
+    ``backward`` how the last two are one launch, or None. It owns its workspace and can be captured from its
+    first call on, on any stream; one replay or call may be in flight at a time. A graph that captured it
+    works on its tensors and workspace: keep it as long as that.
     """
 
     def __init__(
@@ -333,9 +345,17 @@ class PreparedRouter:
             torch.cuda.current_stream(device).synchronize()  # counters are zero before any stream may launch
         self._device = device
         self._calls: list[Callable[[int], None]] = []
-        for entry, tensors in steps:
+        #: Both gradients as one launch, where they are one.
+        self.backward: BackwardPlan | None = None
+        two = len(steps) - 2 if len(steps) > 1 else len(steps)
+        for entry, tensors in steps[:two]:
             entry.bind(workspace)
             self._calls.append(partial(entry.run, *tensors, addresses(*tensors)))
+        if steps[two:]:
+            (dgrad, dx), (wgrad, dw) = steps[two:]
+            both = Both(dgrad, wgrad, workspace)
+            self.backward = both.plan
+            self._calls.append(partial(both.run, dgrad, dx, dw, addresses(*dx), addresses(*dw)))
 
     def __call__(self) -> None:
         """Run the op once."""

@@ -18,7 +18,7 @@ from reports.matching import (
     ratio_name,
     why_not,
 )
-from reports.rows import CONTROL, DET, NEW, SOTA, Row, Run
+from reports.rows import CONTROL, JUDGED, NEW, SOTA, Row, Run
 from reports.tables import Column, Notes, Table
 
 #: Differences in the runs' set-up that are always shown; the others only where they differ.
@@ -116,7 +116,7 @@ def full_table(c: Comparison, mode: str) -> Table:
     """Every row of a mode: cake's us in each run, and per judged arm its us, ratio and verdict in each."""
     notes = Notes()
     rows = [m for m in c.rows if m.row.mode == mode]
-    shown = [NEW] + [DET] * (DET in c.arms) + c.judged
+    shown = [a for a in JUDGED if any(a in run.judged for run in c.runs)] + c.judged
     spans = [us for m in rows for r in m.each if r for a in shown if (us := r.us(a)) is not None]
     unit = fmt.unit_for(spans)
     some_gpu = any(m.gpu for m in rows)

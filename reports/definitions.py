@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.model import Manifest
 from reports import format as fmt
 from reports import versions
-from reports.rows import CONTROL, DET, NEW, PREVIOUS, SEQUENCE, Run
+from reports.rows import CONTROL, DET, FP16X2, NEW, PREVIOUS, SEQUENCE, Run
 from reports.tables import Column, Table
 
 _OPS = {
@@ -35,7 +35,7 @@ _ARMS = {
     NEW: "the code under test, BF16x3, deterministic=False",
     CONTROL: "the same arm a second time: the same code against itself, hence the noise floor",
     DET: "deterministic=True, what a user gets by default",
-    "cake_fp16x2": "FP16x2 emulation, deterministic=False",
+    FP16X2: "emulation='fp16x2': three FP16 products for one of FP32, deterministic=False",
     "torch_fp32": "torch.mm in FP32, TF32 off",
     "numpy_fp32": "numpy's BLAS in FP32",
     "cublas_fp32": "cublasSgemm",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.statistics import geomean
 from reports import format as fmt
-from reports.rows import CONTROL, DET, NEW, NOT_APPLICABLE, SEQUENCE, SOTA, Row, Run
+from reports.rows import CONTROL, DET, FP16X2, JUDGED, NEW, NOT_APPLICABLE, SEQUENCE, SOTA, Row, Run
 from reports.tables import met
 from reports.tally import Rival, against_control, rival
 from reports.versions import against_previous, beside_control, changed, host_times
@@ -38,6 +38,7 @@ def findings(run: Run) -> list[Finding]:
         ("The fastest library calls", rival_calls),
         ("Margins", margins),
         ("Deterministic", deterministic),
+        ("FP16x2", fp16x2),
         ("Against the previous version", against_previous),
         ("What changed since the previous version", changed),
         ("Host time per call", host_time),
@@ -107,6 +108,12 @@ def deterministic(run: Run) -> Iterable[str]:
         yield from beside_control(run, run.select(mode=mode), mode, DET, "`cake_det` / `cake`")
 
 
+def fp16x2(run: Run) -> Iterable[str]:
+    """What `cake_fp16x2` takes of the time of `cake`, per mode; nothing where it did not run."""
+    for mode in run.modes:
+        yield from beside_control(run, run.select(mode=mode), mode, FP16X2, f"`{FP16X2}` / `cake`")
+
+
 def no_host_times(run: Run) -> str:
     """Why a run has no host times, in words."""
     if run.manifest.timer.name == "cpu":
@@ -115,7 +122,7 @@ def no_host_times(run: Run) -> str:
 
 
 def host_time(run: Run) -> Iterable[str]:
-    """Per mode and op the range of host time per call of cake, cake_det and the quickest rival."""
+    """Per mode and op the range of host time per call of cake's arms and the quickest rival."""
     host = {
         (r.key, a): c.host_us
         for r in run.rows
@@ -129,7 +136,7 @@ def host_time(run: Run) -> Iterable[str]:
         for op in run.ops:
             rows = run.select(mode=mode, op=op)
             parts = []
-            for arm in [a for a in (NEW, DET) if a in run.arms] + run.rivals:
+            for arm in [a for a in JUDGED if a in run.arms] + run.rivals:
                 values = [host[r.key, arm] for r in rows if (r.key, arm) in host and r.us(arm) is not None]
                 if values:
                     # The quickest over all shapes: calls that lack some come last.

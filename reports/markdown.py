@@ -9,7 +9,7 @@ from functools import partial
 from reports import definitions, tables, versions
 from reports import format as fmt
 from reports.findings import Finding, findings, no_host_times
-from reports.rows import DET, NEW, SOTA, Row, Run
+from reports.rows import DET, FP16X2, NEW, SOTA, Row, Run
 from reports.tally import Tally, control, tally
 
 #: GitHub's limit for a comment or a pull-request body, in characters.
@@ -101,11 +101,6 @@ def warnings(run: Run) -> list[str]:
     return said
 
 
-def judged(run: Run) -> list[str]:
-    """The cake arms that the best library call is judged against: ``cake``, and ``cake_det`` where it ran."""
-    return [NEW] + [DET] * any((SOTA, DET) in r.cells for r in run.rows)
-
-
 def slower_lines(run: Run, overs: Sequence[str]) -> list[str]:
     """Every row on which one of the arms is slower, by name with the ratio to each; one line an op and mode.
 
@@ -176,13 +171,17 @@ def _top(run: Run) -> str:
     said = [f"> **Note:** {text}" for text in warnings(run)]
     if said:
         parts.append("\n>\n".join(said))
-    if DET in judged(run):
+    if DET in run.judged:
         parts.append(
             f"{headline(run, DET)} `{DET}` is what a call does by default; `{NEW}` is deterministic=False."
         )
-    slower = slower_lines(run, judged(run))
+    if FP16X2 in run.judged:
+        parts.append(
+            f"{headline(run, FP16X2)} `{FP16X2}` is `{NEW}` with emulation='fp16x2': half the products."
+        )
+    slower = slower_lines(run, run.judged)
     parts.append(
-        bullets(f"Slower rows, as {slower_legend(judged(run))}:", slower) if slower else "No row is slower."
+        bullets(f"Slower rows, as {slower_legend(run.judged)}:", slower) if slower else "No row is slower."
     )
     unmeasured = tally(run, run.rows).unmeasured
     if unmeasured:

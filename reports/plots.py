@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reports import format as fmt
 from reports.floors import Floors, floors_of
 from reports.markdown import Plot
-from reports.rows import DET, NEW, SOTA, Row, Run
+from reports.rows import DET, FP16X2, JUDGED, NEW, SOTA, Row, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -191,7 +191,7 @@ def _times_figure(run: Run, floors: Floors | None) -> Figure:
     tall = 2.9 * len(modes) + 1.6
     figure = Figure(figsize=(WIDTH_IN, tall), dpi=DPI)
     grid = figure.subplots(len(modes), len(run.ops), squeeze=False, sharey=True)
-    times = [us for r in run.rows for a in (NEW, DET, SOTA) if (us := r.us(a)) is not None]
+    times = [us for r in run.rows for a in (*JUDGED, SOTA) if (us := r.us(a)) is not None]
     unit = fmt.unit_for(times)
     for i, (line, (gpu, mode)) in enumerate(zip(grid, modes, strict=True)):
         for axis, op in zip(line, run.ops, strict=True):
@@ -234,6 +234,8 @@ def _times_panel(axis: Axes, rows: Sequence[Row], floors: Floors | None, unit: f
             )
         if new:
             axis.plot([x], [new / unit.us], marker="o", color=BLUE, markersize=4, zorder=5)
+        if half := row.us(FP16X2):
+            axis.plot([x], [half / unit.us], marker="^", color=BLUE, markersize=4.5, zorder=6)
         if not new and not sota:
             axis.text(
                 x,
@@ -284,6 +286,10 @@ def _times_legend(run: Run, floors: Floors | None) -> list[object]:
                 markersize=6,
                 label="cake_det (the default)",
             )
+        )
+    if FP16X2 in run.judged:
+        handles.append(
+            Line2D([], [], linestyle="none", marker="^", color=BLUE, markersize=5, label=FP16X2),
         )
     handles.append(
         Line2D(

@@ -13,6 +13,9 @@ from bench.store import finished_rows, open_run
 
 #: Arms of the code under test, and the best rival's; any other arm is a library's or a user's.
 NEW, CONTROL, DET, PREVIOUS, SOTA = "cake", "control", "cake_det", "cake_prev", "sota"
+FP16X2 = "cake_fp16x2"
+#: The cake arms that the best library call is judged against, where they ran.
+JUDGED = (NEW, DET, FP16X2)
 #: The arm that is made of other arms' calls.
 SEQUENCE = "sequence"
 #: Stands where a figure has no meaning; a note says why.
@@ -158,6 +161,11 @@ class Run:
     def calls(self) -> list[str]:
         """Every arm but the control: the different calls that were measured."""
         return [a for a in self.arms if a != CONTROL]
+
+    @cached_property
+    def judged(self) -> list[str]:
+        """The cake arms that the best library call is judged against: ``cake``, and the others that ran."""
+        return [a for a in JUDGED if a == NEW or any((SOTA, a) in r.cells for r in self.rows)]
 
     def sampling(self, row: Row) -> Sampling:
         """What the groups of a row's samples are."""

@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from bench.model import Cell
 from bench.statistics import geomean, paired_groups
 from reports import format as fmt
-from reports.rows import CONTROL, DET, NEW, NOT_APPLICABLE, PREVIOUS, SEQUENCE, SOTA, Row, Run
+from reports.rows import (
+    CONTROL,
+    DET,
+    FP16X2,
+    JUDGED,
+    NEW,
+    NOT_APPLICABLE,
+    PREVIOUS,
+    SEQUENCE,
+    SOTA,
+    Row,
+    Run,
+)
 from reports.tally import rival
 
 ITSELF = "a sequence is not part of one"
@@ -52,10 +64,13 @@ class Notes:
 
 
 def summary(run: Run, with_gpu: bool = True) -> Table:
-    """One line a GPU, mode and op: ranges over shapes of previous/new, control, det/cake, SOTA/cake."""
+    """One line a GPU, mode and op: ranges over shapes of previous/new, control, det/cake, fp16x2/cake,
+    SOTA/cake.
+    """
     notes = Notes()
     pairs = [(PREVIOUS, "previous/new"), (CONTROL, "control"), (DET, "det/cake")]
     pairs = [(arm, title) for arm, title in pairs if arm in run.arms]
+    pairs += [(FP16X2, "fp16x2/cake")] * (FP16X2 in run.judged)
     where = "GPU" if run.manifest.device.driver else "device"
     columns = [Column(where, False)] * with_gpu + [Column("mode", False), Column("op", False)]
     columns += [Column(title) for _, title in pairs]
@@ -84,7 +99,7 @@ def full(run: Run, mode: str) -> Table:
     notes = Notes()
     rows = sorted(run.select(mode=mode), key=_losing_first)
     timed = [a for a in run.arms if any(r.us(a) is not None for r in rows)]
-    overs = [a for a in (NEW, DET) if any((SOTA, a) in r.cells for r in rows)] or [NEW]
+    overs = [a for a in JUDGED if any((SOTA, a) in r.cells for r in rows)] or [NEW]
     unit = fmt.unit_for(us for r in rows for a in timed if (us := r.us(a)) is not None)
     pairs = [_printed_pairs(r, timed, overs) for r in rows]
     decimals = fmt.decimals_by_row(pairs, unit, [[us for a in timed if (us := r.us(a))] for r in rows])

@@ -45,7 +45,7 @@ def print_summary(run_dir: Path, console: Console) -> None:
     """Print a run's summary. Raises :class:`bench.store.StoreError` where the directory holds no cells."""
     run = load(run_dir)
     console.print(f"[{STYLES['head']}]{_plain(markdown.title(run))}[/]")
-    overs = markdown.judged(run)
+    overs = run.judged
     for over in overs:
         console.print(_plain(markdown.headline(run, over)), highlight=False)
     if previous := versions.headline(run):

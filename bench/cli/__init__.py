@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from bench.cli import comparing, compiling, gating, listing, running, selftesting
+from bench.cli import comparing, compiling, gating, listing, running, selftesting, tuning
 
 app = typer.Typer(
     help="Paired, accuracy-gated benchmarks of cake's GEMMs against the best library calls.",
@@ -23,5 +23,6 @@ app.command("gate")(gating.gate)
 app.command("compare")(comparing.compare_runs)
 app.command("merge")(comparing.merge_runs)
 app.command("selftest")(selftesting.selftest)
+app.command("tune")(tuning.tune)
 app.command("compile")(compiling.compile_programs)
 app.command("list")(listing.list_programs)

@@ -47,7 +47,7 @@ def compile_programs(
         )
 
     try:
-        made = aot.compile_all(arch, lambda _: registry.programs(), tell, out_dir=out)
+        made = aot.compile_all(arch, registry.programs, tell, out_dir=out)
     except (CompilerUnavailable, ValueError) as e:
         refuse(console, str(e))
     except OSError as e:

@@ -104,7 +104,7 @@ class Launcher:
 
     ``parameters`` is a ctypes structure, the kernel's single by-value parameter; the caller may change its
     fields between launches. ``pdl`` asks for programmatic dependent launch, which needs compute capability
-    9.0.
+    9.0; ``cooperative`` that all CTAs run at once, or none.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Launcher:
         parameters: ctypes.Structure,
         *,
         pdl: bool = False,
+        cooperative: bool = False,
     ) -> None:
         api = driver()
         self._launch = api.cuLaunchKernelEx
@@ -129,14 +130,20 @@ class Launcher:
         config.sharedMemBytes = smem_bytes
         config.hStream = 0
         self._stream = 0
+        attributes = []
         if pdl:
             attribute = api.CUlaunchAttribute()
             attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
-        else:
-            config.numAttrs = 0
+            attributes.append(attribute)
+        if cooperative:
+            attribute = api.CUlaunchAttribute()
+            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        if attributes:
+            config.attrs = attributes
+        config.numAttrs = len(attributes)
 
     def __call__(self, stream: int) -> None:
         """Enqueue on a raw stream of the current context. Raises :class:`DriverError`."""

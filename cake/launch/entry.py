@@ -9,11 +9,12 @@ import torch
 from .. import cpu, operand
 from ..operand import OPERANDS, Kind
 from ..plan import CPU, Plan, plan, router_problem
+from ..plan.backward import BackwardPlan, joined
+from ..plan.device import EMULATIONS
 from ..plan.partition import MAX_SEGMENTS
+from . import routes
 from .bounded import Bounded
-from .router import BoundPlan, Workspace, device_spec
-
-EMULATIONS = ("bf16x3",)
+from .router import Addresses, BoundBackward, BoundPlan, Workspace, device_spec
 
 
 def current_stream(device: torch.device) -> int:
@@ -34,12 +35,8 @@ def apart(at1: int, span1: int, at2: int, span2: int) -> bool:
     return at1 + span1 <= at2 or at2 + span2 <= at1
 
 
-#: The addresses of a call's tensors: both operands' and the output's. Asked for once a call, 0.1 us each.
-Addresses = tuple[int, int, int]
-
-
 def addresses(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> Addresses:
-    """Where a call's tensors lie."""
+    """Where a call's tensors lie: asked for once a call, 0.1 us each."""
     return first.data_ptr(), second.data_ptr(), out.data_ptr()
 
 
@@ -53,7 +50,7 @@ class Options(NamedTuple):
 
     def check(self) -> None:
         """Raise ``ValueError`` naming an option no program has."""
-        if self.emulation not in EMULATIONS:
+        if self.emulation not in tuple(EMULATIONS):  # a look-up by hash would refuse a list in other words
             raise ValueError(
                 f"emulation={self.emulation!r}; this version has {', '.join(map(repr, EMULATIONS))}"
             )
@@ -79,10 +76,21 @@ class Entry:
         self.plan: Plan | None = None
         self.spans = operand.span(first), operand.span(second), operand.span(out)
         self._bound: BoundPlan | None = None
-        spec = device_spec(first.device.index) if first.is_cuda else CPU
-        family = spec.family  # an unsupported device is an error even where nothing would be launched
+        self.both: Both | None = None
+        self.spec = spec = device_spec(first.device.index) if first.is_cuda else CPU
+        # An unsupported device is an error even where nothing would be launched.
+        family = spec.family_of(options.emulation)
         if p.m and p.n and p.k:
-            self.plan = plan(p, family, deterministic=options.deterministic, splits=options.splits)
+            free = not options.deterministic
+            self.plan = plan(
+                p,
+                family,
+                sms=spec.sms,
+                deterministic=options.deterministic,
+                emulation=options.emulation,
+                splits=options.splits,
+                routes=routes.of(first.device.index if first.is_cuda else -1, spec) if free else None,
+            )
 
     def check_overlap(
         self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses
@@ -96,8 +104,10 @@ class Entry:
         operand.check_overlap(name, out, {name1: first, name2: second})
 
     def bind(self, workspace: Workspace | None = None) -> Entry:
-        """Compile and load the program (GPU), with a workspace of the entry's own or the current stream's."""
-        if self.plan is not None and self.device.type == "cuda":
+        """Compile and load the program (GPU) if that is still to be done, with a workspace of the entry's own
+        or the current stream's.
+        """
+        if self._bound is None and self.plan is not None and self.device.type == "cuda":
             self._bound = BoundPlan(self.plan, self.device, pdl=self.options.pdl, workspace=workspace)
         return self
 
@@ -105,6 +115,8 @@ class Entry:
         self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses, stream: int
     ) -> None:
         """Compute into ``out``; on a GPU, enqueue on the raw current stream of the tensors' device."""
+        if self._bound is None and self.device.type == "cuda":
+            self.bind()  # it was made for a launch of both gradients
         if self._bound is not None:
             index = self.device.index
             if torch._C._cuda_getDevice() == index:
@@ -120,6 +132,39 @@ class Entry:
                 out.zero_()
 
 
+#: A GEMM's operands and its output.
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Both:
+    """Entries of both gradients, (G, W) into dX and (G, X) into dW, in one launch where ``plan`` is one."""
+
+    def __init__(self, dgrad: Entry, wgrad: Entry, workspace: Workspace | None = None) -> None:
+        self.wgrad, self.device = wgrad, dgrad.device
+        self.plan: BackwardPlan | None = None
+        self._bound: BoundBackward | None = None
+        if dgrad.plan is not None and wgrad.plan is not None and self.device.type == "cuda":
+            self.plan = joined(dgrad.plan, wgrad.plan, dgrad.spec.sms)
+        if self.plan is None:
+            for entry in (dgrad, wgrad):
+                entry.bind(workspace)
+        else:
+            self._bound = BoundBackward(self.plan, self.device, pdl=dgrad.options.pdl, workspace=workspace)
+
+    def run(
+        self, dgrad: Entry, dx: Tensors, dw: Tensors, at_dx: Addresses, at_dw: Addresses, stream: int
+    ) -> None:
+        """Compute both; as :meth:`Entry.run`. ``dgrad`` is the first entry, which keeps this object."""
+        if self._bound is None:
+            dgrad.run(*dx, at_dx, stream)
+            self.wgrad.run(*dw, at_dw, stream)
+        elif torch._C._cuda_getDevice() == self.device.index:
+            self._bound.launch(at_dx, at_dw, stream)
+        else:
+            with torch.cuda.device(self.device.index):
+                self._bound.launch(at_dx, at_dw, stream)
+
+
 class Entries(Bounded[Entry]):
     """The bounded cache of eager calls, and what makes the entries."""
 
@@ -128,3 +173,10 @@ class Entries(Bounded[Entry]):
     ) -> Entry:
         """A new entry, neither bound nor kept."""
         return Entry(kind, first, second, out, options)
+
+    def both(self, dgrad: Entry, wgrad: Entry) -> Both:
+        """What does both: kept with the first entry as long as it is asked for with the same second one."""
+        both = dgrad.both
+        if both is None or both.wgrad is not wgrad:
+            both = dgrad.both = Both(dgrad, wgrad)
+        return both

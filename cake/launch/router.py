@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..plan.backward import BackwardKey, BackwardPlan
 from ..plan.device import DeviceSpec
 from ..plan.planner import Plan, ProgramKey
 from ..program.compiler import compile_cubin
@@ -18,14 +19,17 @@ from ..program.registry import Program, program
 from . import driver
 from .bounded import Bounded
 
-REDUCTIONS = {"direct": 0, "ordered": 1, "atomic": 2}
+REDUCTIONS = {"direct": 0, "ordered": 1, "atomic": 2, "spread": 3}
+
+#: Where a GEMM's two operands and its output lie.
+Addresses = tuple[int, int, int]
 
 #: Streams that keep a workspace of their own.
 MAX_WORKSPACES = 16
 
 
 class Params(ctypes.Structure):
-    """``cake::Params`` of csrc/sm80/router.cu: same order, same widths."""
+    """``cake::Params`` of csrc/common/router.cuh: same order, same widths."""
 
     _fields_ = (
         ("a", ctypes.c_void_p),
@@ -40,6 +44,8 @@ class Params(ctypes.Structure):
         ("m", ctypes.c_int),
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
+        ("tiles_m", ctypes.c_int),
+        ("tiles_n", ctypes.c_int),
         ("segment", ctypes.c_int),
         ("hold", ctypes.c_int),
         ("raster", ctypes.c_int),
@@ -47,6 +53,12 @@ class Params(ctypes.Structure):
         ("out_bf16", ctypes.c_int),
         ("spin", ctypes.c_int),  # read by planted programs only
     )
+
+
+class BackwardParams(ctypes.Structure):
+    """``cake::BackwardParams`` of csrc/sm90/backward.cu."""
+
+    _fields_ = (("dgrad", Params), ("wgrad", Params), ("dgrad_ctas", ctypes.c_int))
 
 
 def parameters(plan: Plan) -> Params:
@@ -61,6 +73,8 @@ def parameters(plan: Plan) -> Params:
         m=p.m,
         n=p.n,
         k=p.k,
+        tiles_m=plan.tiles[0],
+        tiles_n=plan.tiles[1],
         segment=plan.partition.segment,
         hold=plan.hold,
         raster=plan.raster.height,
@@ -79,7 +93,7 @@ def device_spec(index: int) -> DeviceSpec:
 
 
 @cache
-def _kernel(key: ProgramKey, index: int) -> tuple[Program, Any]:
+def _kernel(key: ProgramKey | BackwardKey, index: int) -> tuple[Program, Any]:
     """A program compiled for a device and loaded on it."""
     p = program(key)
     cubin = compile_cubin(p.source, device_spec(index).arch, name=p.name, defines=p.defines)
@@ -156,40 +170,44 @@ class Workspaces:
 WORKSPACES = Workspaces()
 
 
-class BoundPlan:
-    """A plan with its kernel and parameter block on one device, to be launched for any addresses.
+class _Bound:
+    """A program with its kernel and parameter block on one device, to be launched for any addresses.
 
     ``workspace`` is the launch's own; None: that of the stream it is launched on, always the same one. One
     thread at a time sets addresses and launches.
     """
 
     def __init__(
-        self, plan: Plan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
+        self,
+        key: ProgramKey | BackwardKey,
+        grid: tuple[int, int, int],
+        params: ctypes.Structure,
+        device: torch.device,
+        *,
+        pdl: bool,
+        cooperative: bool = False,
+        floats: int = 0,
+        counters: int = 0,
+        workspace: Workspace | None = None,
     ) -> None:
-        p, kernel = _kernel(plan.program, device.index)
-        self.plan, self.device, self.workspace = plan, device, workspace
-        self._params = parameters(plan)
-        pdl = pdl and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._launcher = driver.Launcher(kernel, plan.grid, p.threads, p.smem_bytes, self._params, pdl=pdl)
-        self._counts = plan.counters > 0
+        p, kernel = _kernel(key, device.index)
+        self.device, self.workspace = device, workspace
+        # The driver grants no PDL to a cooperative launch.
+        pdl = pdl and not cooperative and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._launcher = driver.Launcher(
+            kernel, grid, p.threads, p.smem_bytes, params, pdl=pdl, cooperative=cooperative
+        )
+        self._floats, self._counters = floats, counters
+        self._works = counters > 0 or floats > 0
         self._shared: Callable[[], Workspace | None] = _none
         self._lock = threading.Lock()
 
-    def launch(self, at: tuple[int, int, int], stream: int) -> None:
-        """Enqueue, for the addresses of A, B and the output, on a raw stream of the device, which must be the
-        current one.
-        """
-        driver.bind_thread(self.device.index)
-        with self._lock:
-            params = self._params
-            params.a, params.b, params.out = at
-            if self._counts:
-                # Held until the launch is enqueued.
-                space = self._stream_space(stream) if self.workspace is None else self.workspace
-                if self.workspace is not None:
-                    space.used_on(stream)
-                params.partial, params.counter = space.pointers
-            self._launcher(stream)
+    def _space(self, stream: int) -> Workspace:
+        """The workspace of a launch; to be held until that is enqueued."""
+        if self.workspace is None:
+            return self._stream_space(stream)
+        self.workspace.used_on(stream)
+        return self.workspace
 
     def _stream_space(self, stream: int) -> Workspace:
         """The stream's workspace, looked up again only when it is gone (0.5 us; a weak reference, so that one
@@ -197,12 +215,80 @@ class BoundPlan:
         zeroes the counters.
         """
         if torch._C._cuda_isCurrentStreamCapturing():
-            return Workspace(self.plan.partial_floats, self.plan.counters, self.device)
+            return Workspace(self._floats, self._counters, self.device)
         space = self._shared()
         if space is None:
-            space = WORKSPACES.get(self.plan.partial_floats, self.plan.counters, self.device, stream)
+            space = WORKSPACES.get(self._floats, self._counters, self.device, stream)
             self._shared = weakref.ref(space)
         return space
+
+
+class BoundPlan(_Bound):
+    """A plan's GEMM, bound."""
+
+    def __init__(
+        self, plan: Plan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
+    ) -> None:
+        self.plan, self._params = plan, parameters(plan)
+        super().__init__(
+            plan.program,
+            plan.grid,
+            self._params,
+            device,
+            pdl=pdl,
+            cooperative=plan.reduction == "spread",  # its CTAs wait for each other
+            floats=plan.partial_floats,
+            counters=plan.counters,
+            workspace=workspace,
+        )
+
+    def launch(self, at: Addresses, stream: int) -> None:
+        """Enqueue, for the addresses of A, B and the output, on a raw stream of the device, which must be the
+        current one.
+        """
+        driver.bind_thread(self.device.index)
+        with self._lock:
+            params = self._params
+            params.a, params.b, params.out = at
+            if self._works:
+                space = self._space(stream)
+                params.partial, params.counter = space.pointers
+            self._launcher(stream)
+
+
+class BoundBackward(_Bound):
+    """Both gradients in one launch, bound."""
+
+    def __init__(
+        self, plan: BackwardPlan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
+    ) -> None:
+        dgrad, wgrad = parameters(plan.dgrad), parameters(plan.wgrad)
+        dgrad.spin = wgrad.spin  # of a planted program: the launch's last CTA may be of either
+        # A structure copies what it is made of: these are the fields that launches read.
+        self._params = params = BackwardParams(dgrad, wgrad, plan.ctas[0])
+        self._dgrad, self._wgrad = params.dgrad, params.wgrad
+        self.plan = plan
+        super().__init__(
+            plan.program,
+            (sum(plan.ctas), 1, 1),
+            params,
+            device,
+            pdl=pdl,
+            counters=plan.wgrad.counters,
+            workspace=workspace,
+        )
+
+    def launch(self, at_dx: Addresses, at_dw: Addresses, stream: int) -> None:
+        """Enqueue, for the addresses of G, W and dX and of G, X and dW; see :meth:`BoundPlan.launch`."""
+        driver.bind_thread(self.device.index)
+        with self._lock:
+            d, w = self._dgrad, self._wgrad
+            d.a, d.b, d.out = at_dx
+            w.a, w.b, w.out = at_dw
+            if self._works:
+                space = self._space(stream)
+                w.counter = space.pointers[1]
+            self._launcher(stream)
 
 
 def _none() -> None:

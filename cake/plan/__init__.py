@@ -4,6 +4,7 @@ from .device import CPU, DeviceSpec, UnsupportedDevice
 from .partition import Partition
 from .planner import Plan, ProgramKey, plan, router_problem
 from .raster import Raster
+from .routes import Routes
 
 __all__ = [
     "CPU",
@@ -12,6 +13,7 @@ __all__ = [
     "Plan",
     "ProgramKey",
     "Raster",
+    "Routes",
     "UnsupportedDevice",
     "plan",
     "router_problem",

@@ -5,12 +5,32 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: family -> lowest compute capability (times ten) it runs on, best first.
-FAMILIES = {"sm80": 80}
+#: family -> the architectures it is compiled for, best first: one exactly, or all from a compute capability
+#: on (times ten).
+FAMILIES: dict[str, str | int] = {"sm90": "sm_90a", "sm80": 80}
+#: The emulations of FP32 by 16-bit products -> the families that have programs for them.
+EMULATIONS: dict[str, tuple[str, ...]] = {"bf16x3": ("sm90", "sm80"), "fp16x2": ("sm90",)}
+
+
+def families(arch: str) -> tuple[str, ...]:
+    """The program families that an architecture runs, best first; a CPU repeats the arithmetic of any of
+    them, the sm80 family's where that has the emulation.
+    """
+    if arch == "cpu":
+        return ("sm80", "sm90")
+    match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    number = int(match[1]) if match else 0
+    return tuple(f for f, need in FAMILIES.items() if arch == need or (type(need) is int and number >= need))
+
+
+def _needed(family: str) -> str:
+    """What a family runs on, in words."""
+    need = FAMILIES[family]
+    return need if isinstance(need, str) else f"compute capability {need // 10}.{need % 10} and newer"
 
 
 class UnsupportedDevice(ValueError):
-    """No program family runs on the device; the message says which do."""
+    """No program family runs on the device, or none that has the emulation; the message says which do."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +42,21 @@ class DeviceSpec:
 
     @property
     def family(self) -> str:
-        """The program family that serves the device; a CPU repeats the arithmetic of the sm80 family.
+        """The program family that serves the device. Raises :class:`UnsupportedDevice`."""
+        return self.family_of("bf16x3")
 
-        Raises :class:`UnsupportedDevice`.
-        """
-        if self.arch == "cpu":
-            return "sm80"
-        match = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
-        number = int(match[1]) if match else 0
-        for family, lowest in FAMILIES.items():
-            if number >= lowest:
+    def family_of(self, emulation: str) -> str:
+        """The program family that serves the device with an emulation. Raises :class:`UnsupportedDevice`."""
+        runs, have = families(self.arch), EMULATIONS[emulation]
+        for family in runs:
+            if family in have:
                 return family
+        if runs:
+            where = ", ".join(f"{family} ({_needed(family)})" for family in have)
+            raise UnsupportedDevice(
+                f"{self.arch} has no {emulation} programs: of the program families {where} has them; "
+                "use emulation='bf16x3'"
+            )
         raise UnsupportedDevice(
             f"{self.arch} has no program: supported are GPUs of compute capability 8.0 (Ampere) and newer, "
             "and the CPU"

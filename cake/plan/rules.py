@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from .partition import GROUP
+from .device import EMULATIONS
+from .partition import GROUP, MAX_SEGMENTS
 from .raster import Raster
 
-KEYS = {"op", "n", "k", "out", "T"}
+KEYS = {"op", "n", "k", "out", "emulation", "T"}
 VALUES = {"tile", "hold", "raster", "why"}
 
 
@@ -22,7 +24,8 @@ VALUES = {"tile", "hold", "raster", "why"}
 class Rule:
     """One rule: what it applies to (``None``: anything) and what it chooses.
 
-    ``first``..``last`` is its range of T (equal: an exact key; both ``None``: a default).
+    ``first``..``last`` is its range of T (equal: an exact key; both ``None``: a default). ``splits`` is the
+    number of K segments that a route asks for; a shipped rule leaves it to the shape.
     """
 
     op: str
@@ -35,16 +38,19 @@ class Rule:
     hold: int
     raster: Raster
     why: str
+    splits: int | None = None
+    emulation: str | None = None
 
-    def matches(self, op: str, t: int, n: int, k: int, out: str) -> bool:
+    def matches(self, op: str, t: int, n: int, k: int, out: str, emulation: str) -> bool:
         """Whether the rule applies to a router GEMM of ``t`` tokens, ``n`` experts, ``k`` features, ``out``
-        dtype.
+        dtype, ``emulation``.
         """
         return (
             self.op == op
             and self.n in (None, n)
             and self.k in (None, k)
             and self.out in (None, out)
+            and self.emulation in (None, emulation)
             and (self.first is None or (self.last is not None and self.first <= t <= self.last))
         )
 
@@ -54,18 +60,22 @@ class Rule:
         wins.
         """
         form = 2 if self.first is None else int(self.first != self.last)
-        return form, -sum(x is not None for x in (self.n, self.k, self.out))
+        return form, -sum(x is not None for x in (self.n, self.k, self.out, self.emulation))
 
 
-def parse(entry: dict[str, object]) -> Rule:
-    """A rule from its TOML table. Raises ``ValueError`` naming what is wrong."""
-    if not {"op", *VALUES} <= entry.keys() <= KEYS | VALUES:
+def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> Rule:
+    """A rule of a program family from its TOML table; a ``route`` may have ``splits`` too. Raises
+    ``ValueError`` naming what is wrong.
+    """
+    group, word = GROUP[family], "route" if route else "rule"
+    optional = KEYS | {"splits"} if route else KEYS
+    if not {"op", *VALUES} <= entry.keys() <= optional | VALUES:
         raise ValueError(
-            f"rule {entry}: needs op, {', '.join(sorted(VALUES))}; may have {', '.join(sorted(KEYS))}"
+            f"{word} {entry}: needs op, {', '.join(sorted(VALUES))}; may have {', '.join(sorted(optional))}"
         )
 
     def wrong(name: str, need: str) -> ValueError:
-        return ValueError(f"rule {entry}: {name} is {entry[name]!r}, needs {need}")
+        return ValueError(f"{word} {entry}: {name} is {entry[name]!r}, needs {need}")
 
     # A value of a wrong type must not pass for an absent one: the rule would apply to everything.
     def number(name: str) -> int | None:
@@ -74,7 +84,7 @@ def parse(entry: dict[str, object]) -> Rule:
             raise wrong(name, "a positive integer")
         return value
 
-    t, out, hold = entry.get("T"), entry.get("out"), entry["hold"]
+    t, out, hold, emulation = (entry.get(name) for name in ("T", "out", "hold", "emulation"))
     first: int | None = None
     last: int | None = None
     if t is not None:
@@ -85,10 +95,16 @@ def parse(entry: dict[str, object]) -> Rule:
                 raise wrong("T", "a positive integer or [first, last]")
     if out not in (None, "f32", "bf16"):
         raise wrong("out", "f32 or bf16")
-    if hold not in (1, GROUP):
-        raise wrong("hold", f"1 or {GROUP}")
+    having = [name for name, families in EMULATIONS.items() if family in families]
+    if emulation is not None and emulation not in having:
+        raise wrong("emulation", " or ".join(having))
+    if hold not in (1, group):
+        raise wrong("hold", f"1 or {group}")
     if entry["op"] not in ("fwd", "dgrad", "wgrad"):
         raise wrong("op", "fwd, dgrad or wgrad")
+    splits = number("splits")
+    if splits is not None and splits > MAX_SEGMENTS:
+        raise wrong("splits", f"1 to {MAX_SEGMENTS}")
     tile = re.fullmatch(r"(\d+)x(\d+)", str(entry["tile"]))
     if tile is None:
         raise wrong("tile", "rows x columns, e.g. 64x64")
@@ -100,24 +116,59 @@ def parse(entry: dict[str, object]) -> Rule:
         first=first,
         last=last,
         tile=(int(tile[1]), int(tile[2])),
-        hold=1 if hold == 1 else GROUP,
+        hold=1 if hold == 1 else group,
         raster=Raster(number("raster") or 1),
         why=str(entry["why"]),
+        splits=splits,
+        emulation=emulation if isinstance(emulation, str) else None,
     )
+
+
+def line(rule: Rule) -> str:
+    """The rule as its TOML table on one line, which :func:`parse` reads back."""
+    exact = rule.first == rule.last
+    entry: dict[str, object] = {
+        "op": rule.op,
+        "n": rule.n,
+        "k": rule.k,
+        "out": rule.out,
+        "emulation": rule.emulation,
+        "T": rule.first if exact else [rule.first, rule.last],
+        "tile": f"{rule.tile[0]}x{rule.tile[1]}",
+        "hold": rule.hold,
+        "raster": rule.raster.height,
+        "splits": rule.splits,
+        "why": rule.why,
+    }
+    words = (f"{name} = {toml(v)}" for name, v in entry.items() if v is not None)
+    return f"{{ {', '.join(words)} }}"
+
+
+def toml(value: object) -> str:
+    """A string, number or list of them in TOML, which writes them as JSON does, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 @cache
 def shipped(family: str) -> tuple[Rule, ...]:
     """The rules shipped for a program family."""
     text = files(__package__).joinpath(f"rules/{family}.toml").read_text()
-    return tuple(parse(entry) for entry in tomllib.loads(text)["rules"])
+    return tuple(parse(entry, family) for entry in tomllib.loads(text)["rules"])
 
 
-def find(rules: Sequence[Rule], op: str, t: int, n: int, k: int, out: str) -> Rule:
-    """The rule for a router GEMM: exact T before range before default. Raises ``LookupError`` where none
-    matches.
-    """
-    matching = [r for r in rules if r.matches(op, t, n, k, out)]
-    if not matching:
-        raise LookupError(f"no rule for {op} T={t} N={n} H={k} out={out}; every op needs a default rule")
-    return min(matching, key=lambda r: r.rank)
+def match(
+    rules: Sequence[Rule], op: str, t: int, n: int, k: int, out: str, emulation: str = "bf16x3"
+) -> Rule | None:
+    """The first of the matching rules: exact T before range before default; ``None`` where none matches."""
+    found = (r for r in rules if r.matches(op, t, n, k, out, emulation))
+    return min(found, key=lambda r: r.rank, default=None)
+
+
+def find(rules: Sequence[Rule], op: str, t: int, n: int, k: int, out: str, emulation: str = "bf16x3") -> Rule:
+    """The rule for a router GEMM, by :func:`match`. Raises ``LookupError`` where there is none."""
+    rule = match(rules, op, t, n, k, out, emulation)
+    if rule is None:
+        raise LookupError(
+            f"no rule for {op} T={t} N={n} H={k} out={out} {emulation}; every op needs a default rule"
+        )
+    return rule

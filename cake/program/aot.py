@@ -33,9 +33,9 @@ _FUNCTION_USAGE = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 _USAGE_ITEM = re.compile(r"(\w+)(?:\[\d+\])?:(\d+)")
 _SASS_FUNCTION = re.compile(r"^\s*Function : (\S+)\s*$", re.MULTILINE)
 _SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
-#: KiB of shared memory a block may have, by architecture (CUDA programming guide, compute capabilities); 99
-#: elsewhere.
-_SHARED_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 107: 227, 110: 227}
+#: KiB of shared memory a block may have, by architecture (CUDA programming guide, compute capabilities), 99
+#: elsewhere; from sm_90 on with the one that the system keeps, which ``cuobjdump`` counts there.
+_SHARED_KIB = {80: 163, 87: 163, 90: 228, 100: 228, 103: 228, 107: 228, 110: 228}
 
 
 class Program(Protocol):

@@ -9,6 +9,9 @@ from functools import cache
 from importlib.resources import files
 from itertools import product
 
+from ..plan import rules
+from ..plan.backward import BackwardKey
+from ..plan.device import EMULATIONS, FAMILIES, families
 from ..plan.partition import CHUNK, GROUP
 from ..plan.planner import COUNTERS, ProgramKey
 
@@ -17,6 +20,25 @@ from ..plan.planner import COUNTERS, ProgramKey
 SM80_TILES = {(64, 64): (2, 2), (128, 64): (4, 2)}
 SM80_STAGES = 3
 SM80_STAGE_K = 32
+
+#: sm90: rows x columns of a tile.
+SM90_TILES = ((64, 32), (64, 40), (64, 48), (64, 64), (128, 64), (128, 80), (128, 96), (128, 128))
+#: Emulation -> MMA warpgroups -> registers of a thread that multiplies and of one that converts, 0: as
+#: launched. Three warpgroups are launched with 168 registers a thread, so two that multiply share 504 with
+#: the converting one: asked for more, the second one waits for ever.
+SM90_REGISTERS = {"bf16x3": {1: (0, 0), 2: (208, 88)}, "fp16x2": {1: (0, 0), 2: (208, 88)}}
+#: Family and emulation -> tiles. FP16x2's four converting warps have whole columns of B each, in eights.
+TILES = {
+    ("sm80", "bf16x3"): tuple(SM80_TILES),
+    ("sm90", "bf16x3"): SM90_TILES,
+    ("sm90", "fp16x2"): tuple((m, n) for m, n in SM90_TILES if n % 32 == 0),
+}
+#: The most chunks of A and B on their way to shared memory, and stages of B's parts.
+SM90_AHEAD, SM90_STAGES = 4, 4
+#: Bytes of shared memory for them: of the 227 KiB, 2 are left for barriers and scales.
+SM90_SMEM = 225 * 1024
+
+SIZE = {"f32": 4, "bf16": 2}
 
 #: Operand dtypes of the router: X alone may be BF16, as A of fwd and as B of wgrad.
 ROUTER_DTYPES = (("f32", "f32"), ("bf16", "f32"), ("f32", "bf16"))
@@ -39,47 +61,156 @@ class Program:
     tensor_core_ops: tuple[str, ...]
 
 
-def _tile_bytes(extent: int, unit_k: bool, dtype: str) -> int:
-    """Bytes of one operand's stage in shared memory, with the padding of ``Operand`` in
-    csrc/sm80/router.cu.
-    """
-    outer, inner = (extent, SM80_STAGE_K) if unit_k else (SM80_STAGE_K, extent)
-    pad = 8 if dtype == "bf16" or unit_k else 4
-    return outer * (inner + pad) * (2 if dtype == "bf16" else 4)
-
-
 @cache
-def program(key: ProgramKey) -> Program:
-    """The program of a key. Raises ``LookupError`` for a tile or dtypes no template has."""
-    if key.family != "sm80" or (key.tile_m, key.tile_n) not in SM80_TILES:
-        raise LookupError(f"no program {key}; sm80 tiles are {', '.join(f'{m}x{n}' for m, n in SM80_TILES)}")
+def program(key: ProgramKey | BackwardKey) -> Program:
+    """The program of a key. Raises ``LookupError`` for a tile, dtypes or an emulation no template has."""
+    if isinstance(key, BackwardKey):
+        _check(key.dgrad)
+        _check(key.wgrad)
+        return _backward(key)
+    _check(key)
+    return {"sm80": _sm80, "sm90": _sm90}[key.family](key)
+
+
+def _check(key: ProgramKey) -> None:
+    if key.family not in FAMILIES:
+        raise LookupError(f"no program {key}; families are {' and '.join(sorted(FAMILIES))}")
     if (key.a_dtype, key.b_dtype) not in ROUTER_DTYPES:
         raise LookupError(f"no program {key}; operand dtypes are {ROUTER_DTYPES}")
+    if key.family not in EMULATIONS.get(key.emulation, ()):
+        having = ", ".join(name for name, those in EMULATIONS.items() if key.family in those)
+        raise LookupError(f"no program {key}; {key.family} has {having}")
+    tiles = TILES[key.family, key.emulation]
+    if (key.tile_m, key.tile_n) not in tiles:
+        known = ", ".join(f"{m}x{n}" for m, n in tiles)
+        raise LookupError(f"no program {key}; tiles of {key.family} with {key.emulation} are {known}")
+
+
+def _operands(key: ProgramKey) -> dict[str, int]:
+    """The defines that say what a GEMM's operands are."""
+    return {
+        "A_UNIT_K": int(key.a_unit_k),
+        "B_UNIT_K": int(key.b_unit_k),
+        "A_BF16": int(key.a_dtype == "bf16"),
+        "B_BF16": int(key.b_dtype == "bf16"),
+    }
+
+
+def _common(family: str, planted: bool) -> dict[str, int]:
+    """The defines of a program of any GEMM."""
+    numbers = {"CHUNK": CHUNK, "GROUP": GROUP[family], "COUNTERS": COUNTERS}
+    return numbers | ({"PLANTED": 1} if planted else {})
+
+
+def _sm80(key: ProgramKey) -> Program:
     warps_m, warps_n = SM80_TILES[key.tile_m, key.tile_n]
-    stage = _tile_bytes(key.tile_m, key.a_unit_k, key.a_dtype) + _tile_bytes(
-        key.tile_n, key.b_unit_k, key.b_dtype
-    )
+
+    def bytes_of(extent: int, unit_k: bool, dtype: str) -> int:
+        """Of one operand's stage, with the padding of ``Operand`` in csrc/sm80/router.cu."""
+        outer, inner = (extent, SM80_STAGE_K) if unit_k else (SM80_STAGE_K, extent)
+        pad = 8 if dtype == "bf16" or unit_k else 4
+        return outer * (inner + pad) * SIZE[dtype]
+
+    a = bytes_of(key.tile_m, key.a_unit_k, key.a_dtype)
+    b = bytes_of(key.tile_n, key.b_unit_k, key.b_dtype)
     return Program(
         name=str(key),
         kernel="router_sm80",
         source=source("sm80/router.cu"),
-        defines={
-            "WARPS_M": warps_m,
-            "WARPS_N": warps_n,
-            "STAGES": SM80_STAGES,
-            "A_UNIT_K": int(key.a_unit_k),
-            "B_UNIT_K": int(key.b_unit_k),
-            "A_BF16": int(key.a_dtype == "bf16"),
-            "B_BF16": int(key.b_dtype == "bf16"),
-            "CHUNK": CHUNK,
-            "GROUP": GROUP,
-            "COUNTERS": COUNTERS,
-            **({"PLANTED": 1} if key.planted else {}),
-        },
+        defines={"WARPS_M": warps_m, "WARPS_N": warps_n, "STAGES": SM80_STAGES}
+        | _operands(key)
+        | _common(key.family, key.planted),
         threads=32 * warps_m * warps_n,
-        smem_bytes=SM80_STAGES * stage,
+        smem_bytes=SM80_STAGES * (a + b),
         tensor_core_ops=("HMMA",),
     )
+
+
+def _sm90(key: ProgramKey) -> Program:
+    defines, smem = _sm90_gemm("GEMM", key)
+    return Program(
+        name=str(key),
+        kernel="router_sm90",
+        source=source("sm90/router.cu"),
+        defines=defines | _common("sm90", key.planted) | ({"FP16X2": 1} if key.emulation == "fp16x2" else {}),
+        threads=128 * (key.tile_m // 64 + 1),
+        smem_bytes=smem,
+        tensor_core_ops=("HGMMA",),
+    )
+
+
+def _backward(key: BackwardKey) -> Program:
+    dgrad, smem_dgrad = _sm90_gemm("DGRAD", key.dgrad)
+    wgrad, smem_wgrad = _sm90_gemm("WGRAD", key.wgrad)
+    threads = 128 * (max(key.dgrad.tile_m, key.wgrad.tile_m) // 64 + 1)
+    fp16x2 = {"FP16X2": 1} if key.dgrad.emulation == "fp16x2" else {}
+    return Program(
+        name=str(key),
+        kernel="backward_sm90",
+        source=source("sm90/backward.cu"),
+        defines=dgrad | wgrad | {"THREADS": threads} | _common("sm90", key.wgrad.planted) | fp16x2,
+        threads=threads,
+        smem_bytes=max(smem_dgrad, smem_wgrad),
+        tensor_core_ops=("HGMMA",),
+    )
+
+
+def _sm90_gemm(name: str, key: ProgramKey) -> tuple[dict[str, int], int]:
+    """The defines of a GEMM's config, which begin with ``name``, and its bytes of dynamic shared memory."""
+    groups = key.tile_m // 64
+    fp16x2 = key.emulation == "fp16x2"
+    # How the converting warpgroup goes through B, see csrc/sm90/gemm.cuh: a unit is whole columns in FP16x2,
+    # else four of a thread's loads where a chunk is fours of them.
+    side = 1 if key.b_unit_k else sm90_side(key.tile_n, fp16x2)
+    core = 128 if key.b_unit_k else sm90_core(key.tile_n, fp16x2)
+    loads = CHUNK * key.tile_n // 4 // 128
+    rows = CHUNK // 16 if key.b_unit_k else CHUNK * side // 32
+    unit = rows if fp16x2 else loads if loads % 4 else 4
+    # A stage of B: its parts in core matrices of 8 x 8; of FP16x2 two, whatever B is, and a scale a column.
+    parts = 2 if fp16x2 else 1 if key.b_dtype == "bf16" else 3
+    stage = parts * core * (key.tile_n // 8) * (CHUNK // 8) + 4 * key.tile_n * fp16x2
+    a_chunk, b_chunk = (
+        tile * CHUNK * SIZE[dtype] for tile, dtype in ((key.tile_m, key.a_dtype), (key.tile_n, key.b_dtype))
+    )
+
+    def smem(ahead: int, stages: int) -> int:
+        """``ahead`` chunks of A and B on their way, and what is being split."""
+        return stages * stage + (ahead + 1) * a_chunk + ahead * b_chunk + b_chunk * unit // loads
+
+    ahead = max(n for n in range(1, SM90_AHEAD + 1) if smem(n, 2) <= SM90_SMEM)
+    stages = max(n for n in range(2, SM90_STAGES + 1) if smem(ahead, n) <= SM90_SMEM)
+    mma, convert = SM90_REGISTERS[key.emulation][groups]
+    defines = {
+        "MMA_GROUPS": groups,
+        "BN": key.tile_n,
+        "STAGES": stages,
+        "A_RING": ahead + 1,
+        "B_RING": ahead * loads // unit + 1,
+        "UNIT": unit,
+        "SIDE": side,
+        "CORE": core,
+        "MMA_REGISTERS": mma,
+        "CONVERT_REGISTERS": convert,
+    } | _operands(key)
+    return {f"{name}_{define}": value for define, value in defines.items()}, smem(ahead, stages)
+
+
+def sm90_side(columns: int, fp16x2: bool) -> int:
+    """Threads side by side along a row of B, where its unit stride runs along N: a power of two, of 128
+    threads, or with FP16x2 of the 32 that have a quarter of the columns.
+    """
+    fours = columns // 16 if fp16x2 else columns // 4
+    return min(32, fours & -fours)
+
+
+def sm90_core(columns: int, fp16x2: bool) -> int:
+    """Bytes from one core matrix of B to the next, where its unit stride runs along N: so that the 8-byte
+    stores of a warp, of ``sm90_side`` threads a row, meet in as few banks as can be.
+    """
+    side = sm90_side(columns, fp16x2)
+    if side == 4:  # two core matrices a row; of an odd number of pairs, halves of a step are 64 bytes apart
+        return 192 if columns % 64 == 0 else 160
+    return {2: 128, 8: 160}.get(side, 144)
 
 
 def source(path: str) -> str:
@@ -87,9 +218,32 @@ def source(path: str) -> str:
     return files(__package__.rpartition(".")[0]).joinpath("csrc", path).read_text()
 
 
-def programs() -> list[Program]:
-    """Every program there is: the sm80 family, which compiles for any architecture since Ampere."""
-    return [
-        program(ProgramKey("sm80", *tile, a_k, b_k, *dtypes))
-        for tile, dtypes, a_k, b_k in product(SM80_TILES, ROUTER_DTYPES, (True, False), (True, False))
-    ]
+def programs(arch: str) -> list[Program]:
+    """Every program of an architecture; of those that do both gradients, every one that the rules lead to."""
+    return [program(key) for key in keys_of(arch)]
+
+
+def keys_of(arch: str) -> list[ProgramKey | BackwardKey]:
+    """The keys of an architecture's programs."""
+    keys: list[ProgramKey | BackwardKey] = []
+    for family, (emulation, having) in product(families(arch), EMULATIONS.items()):
+        if family not in having:
+            continue
+        for tile, dtypes, a_k, b_k in product(
+            TILES[family, emulation], ROUTER_DTYPES, (True, False), (True, False)
+        ):
+            keys.append(ProgramKey(family, *tile, a_k, b_k, *dtypes, emulation))
+        if family != "sm90":
+            continue
+        tiles = {
+            op: dict.fromkeys(
+                r.tile for r in rules.shipped(family) if r.op == op and r.emulation in (None, emulation)
+            )
+            for op in ("dgrad", "wgrad")
+        }
+        for first, second, x in product(tiles["dgrad"], tiles["wgrad"], SIZE):
+            if first in TILES[family, emulation] and second in TILES[family, emulation]:
+                dgrad = ProgramKey(family, first[0], first[1], True, False, "f32", "f32", emulation)
+                wgrad = ProgramKey(family, second[0], second[1], False, False, "f32", x, emulation)
+                keys.append(BackwardKey(dgrad, wgrad))
+    return keys

@@ -4,11 +4,14 @@ import pytest
 import torch
 from bench_builders import ROW, library
 
+import cake
 from baselines.gemm import Library, Unsupported
+from bench import arms
 from bench.accuracy import measure, references
 from bench.arms import Arm, ArmsError, Prepared, cake_arms, library_arms, load_arms
 from bench.model import Candidate, GemmSearch, Picks
 from bench.suites import MODES, OPS, Row, router_tensors
+from cake.plan import UnsupportedDevice
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def test_cake_arms_do_every_op_within_the_budget(op, mode):
     row = Row("router", op, mode, ROW.shape)
     t = router_tensors(row, "cpu")
     refs = references(t)
-    for arm in cake_arms():
+    for arm in cake_arms()[:3]:
         for kind in row.gemms:
             t.output(kind).fill_(float("nan"))
         prepared = arm.bind(row, t)
@@ -65,9 +68,36 @@ def test_cake_arms_do_every_op_within_the_budget(op, mode):
 
 
 def test_control_is_the_same_as_cake_but_another_instance():
-    cake, control, det = cake_arms()
-    assert [a.name for a in (cake, control, det)] == ["cake", "control", "cake_det"]
+    cake, control, det, fp16x2 = cake_arms()
+    assert [a.name for a in (cake, control, det, fp16x2)] == ["cake", "control", "cake_det", "cake_fp16x2"]
     assert cake.prepare is not control.prepare
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", OPS)
+def test_fp16x2_of_every_op_is_within_the_budget(op, mode):
+    """Bound as its arm binds it on a GPU."""
+    row = Row("router", op, mode, ROW.shape)
+    t = router_tensors(row, "cpu")
+    prepared = arms._bind_cake(cake, row, t, {"deterministic": False, "emulation": "fp16x2"})
+    prepared.run()
+    assert measure(row, t, references(t)).rel_fro < 4e-7
+    assert prepared.program is not None and prepared.partition and prepared.digest
+    assert all(program.endswith("_fp16x2") for program in prepared.program.split(" + "))
+
+
+def test_fp16x2_is_unsupported_on_a_cpu(tensors):
+    with pytest.raises(Unsupported, match="cake's CPU executor is a reference for checking, and fp16x2 of"):
+        cake_arms()[3].bind(ROW, tensors)
+
+
+def test_a_device_without_the_programs_is_unsupported(tensors, monkeypatch):
+    def refuse(*_):
+        raise UnsupportedDevice("sm_80 has no fp16x2 programs")
+
+    monkeypatch.setattr(arms, "_bind_cake", refuse)
+    with pytest.raises(Unsupported, match="sm_80 has no fp16x2 programs"):
+        cake_arms()[0].bind(ROW, tensors)
 
 
 def test_arms_of_libraries_in_print_order():

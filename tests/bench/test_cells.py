@@ -49,6 +49,24 @@ def test_sota_is_the_fastest_ok_library_cell_over_both():
     assert cells["sota", "cake"].ratio_lo == best.ratio_lo
 
 
+def test_sota_is_over_fp16x2_too_where_that_ran():
+    times = TIMES | {"cake_fp16x2": 8.0}
+    cells = cells_of(times, cake_fp16x2=arm("cake_fp16x2", "cake"))
+    sota = cells["sota", "cake_fp16x2"]
+    assert sota.ratio == cells["lib_b", "cake"].us / cells["cake_fp16x2", "cake"].us
+    assert sota.ratio_lo <= sota.ratio <= sota.ratio_hi and sota.verdict == "faster"
+    assert cells["cake_fp16x2", "cake"].ratio == pytest.approx(0.8, rel=1e-3)
+    assert cells["sota", "cake"].ratio == cells_of()["sota", "cake"].ratio
+
+
+def test_sota_is_not_over_fp16x2_where_the_device_has_none():
+    none = arm("cake_fp16x2", "cake", status="unsupported", reason="sm_80 has no fp16x2 programs")
+    cells = cells_of(TIMES | {"cake_fp16x2": 8.0}, cake_fp16x2=none)
+    assert ("sota", "cake_fp16x2") not in cells and ("sota", "cake_det") in cells
+    cell = cells["cake_fp16x2", "cake"]
+    assert (cell.status, cell.us, cell.reason) == ("unsupported", None, "sm_80 has no fp16x2 programs")
+
+
 def test_a_sequence_can_be_sota_and_lists_every_call():
     calls = (
         CallFacts(kind="dgrad", library="lib_a", function="f", algorithm="id 3"),

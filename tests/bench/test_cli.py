@@ -344,8 +344,8 @@ def test_compile_without_a_gpu(tmp_path, monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC bindings")
     from cake.program import registry
 
-    first = registry.programs()[0]
-    monkeypatch.setattr(registry, "programs", lambda: [first])
+    first = registry.programs("sm_80")[0]
+    monkeypatch.setattr(registry, "programs", lambda arch: [first])
     result = invoke("compile", "--arch", "sm_90a", "--arch", "sm_80", "--out", tmp_path, "--json")
     assert result.exit_code == 0, result.output
     made = json.loads(result.stdout)
@@ -357,8 +357,8 @@ def test_compile_for_an_unknown_architecture_says_so_once(monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC bindings")
     from cake.program import registry
 
-    two = registry.programs()[:2]
-    monkeypatch.setattr(registry, "programs", lambda: two)
+    two = registry.programs("sm_80")[:2]
+    monkeypatch.setattr(registry, "programs", lambda arch: two)
     result = invoke("compile", "--arch", "sm_999")
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()

@@ -140,6 +140,13 @@ def test_an_inaccurate_cake_arm_is_red():
     assert result.exit_code == 1 and kinds(result) == [("inaccurate", "cake_det")]
 
 
+@pytest.mark.parametrize(("status", "code"), [("unsupported", 0), ("inaccurate", 1), ("error", 2)])
+def test_a_device_without_fp16x2_can_be_gated(status, code):
+    own = arm("cake_fp16x2", "cake", status=status)
+    result = gated(measured(cake_fp16x2=9.0, arms={"cake_fp16x2": own}))
+    assert result.exit_code == code
+
+
 def test_an_inaccurate_previous_version_is_not_this_ones_fault():
     bad = arm("cake_prev", "cake", status="inaccurate", reason="error 1e-3")
     result = gated(measured(arms={"cake_prev": bad}))

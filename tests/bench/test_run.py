@@ -41,8 +41,11 @@ def test_a_whole_run(small):
     assert "note: 90 of the 90 rows of the full suite are left out" in text
     assert run.cells() == outcome.cells and outcome.cells.missing == ()
     names = {c.arm for c in outcome.cells.cells}
-    assert names == {"cake", "control", "cake_det", "torch_fp32", "numpy_fp32", "sequence", "sota"}
-    assert all(c.us for c in outcome.cells.cells)
+    libraries = {"torch_fp32", "numpy_fp32", "sequence", "sota"}
+    assert names == {"cake", "control", "cake_det", "cake_fp16x2"} | libraries
+    assert all(c.us for c in outcome.cells.cells if c.arm != "cake_fp16x2")
+    assert all(c.status == "unsupported" for c in outcome.cells.cells if c.arm == "cake_fp16x2")
+    assert {c.over for c in outcome.cells.cells} == {"cake", "cake_det"}
     assert outcome.run.manifest().cake_digest == package_digest()
     assert all(c.host_us is None for c in outcome.cells.cells)
     assert not (outcome.run.path / "host.json").exists()  # on a CPU a call's latency is the host's time
@@ -100,7 +103,7 @@ def test_resuming_a_finished_run_measures_nothing(small, monkeypatch):
         ({"preset": "quick"}, "preset was smoke, now quick; form was 3 groups of 2 steps"),
         (
             {"arms_file": "mine.py"},
-            "arms: 6 then, 7 now, with mine; go on with `cake-bench run --resume {path}` without --arms and ",
+            "arms: 7 then, 8 now, with mine; go on with `cake-bench run --resume {path}` without --arms and ",
         ),
     ],
 )
@@ -188,7 +191,8 @@ def test_a_whole_run_on_the_gpu(tmp_path):
     shapes.write_text("shapes = [{T = 64, H = 1024, N = 256}]")
     outcome, _ = make(Options(preset="smoke", out=tmp_path / "run", shapes_file=shapes))
     assert outcome.exit_code == 0
-    cake = [c for c in outcome.cells.cells if c.arm in ("cake", "control", "cake_det")]
+    own = ["cake", "control", "cake_det"] + ["cake_fp16x2"] * (outcome.run.manifest().device.arch == "sm_90a")
+    cake = [c for c in outcome.cells.cells if c.arm in own]
     assert cake and all(c.status == "ok" and c.rel_fro <= 4e-7 for c in cake)
     assert any(c.mode == "graph" for c in cake)
     assert all(c.us for c in outcome.cells.cells if c.arm == "sota")

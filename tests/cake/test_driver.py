@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cake.launch import driver
-from cake.launch.router import Params
+from cake.launch.router import BackwardParams, Params
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an NVIDIA driver")
@@ -46,6 +46,7 @@ def test_a_capture_under_way_is_relaxed_for_the_length_of_a_call():
 
 
 def test_parameter_block_has_the_layout_of_the_kernel():
-    """5 pointers and 4 long longs, then 9 ints (the last one a planted program's), padded to 8 bytes."""
-    assert ctypes.sizeof(Params) == 9 * 8 + 10 * 4
+    """5 pointers and 4 long longs, then 11 ints (the last one a planted program's), padded to 8 bytes."""
+    assert ctypes.sizeof(Params) == 9 * 8 + 12 * 4
+    assert ctypes.sizeof(BackwardParams) == 2 * ctypes.sizeof(Params) + 8
     assert Params.m.offset == 72

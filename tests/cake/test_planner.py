@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from cake.operand import MAX_SIZE, View
 from cake.plan import CPU, DeviceSpec, UnsupportedDevice, plan, router_problem
+from cake.plan.device import EMULATIONS, FAMILIES, families
 from cake.plan.partition import by_k
 from cake.plan.planner import tokens
 
@@ -24,19 +25,41 @@ kinds = st.sampled_from(["fwd", "dgrad", "wgrad"])
 shapes = st.tuples(st.integers(1, 5000), st.integers(1, 64).map(lambda i: 8 * i), st.integers(1, 8192))
 
 
-@given(kind=kinds, shape=shapes, deterministic=st.booleans())
+@given(kind=kinds, shape=shapes, deterministic=st.booleans(), family=st.sampled_from(list(FAMILIES)))
 @settings(deadline=None)
-def test_a_plan_covers_the_output_and_k(kind, shape, deterministic):
+def test_a_plan_covers_the_output_and_k(kind, shape, deterministic, family):
     p = problem(kind, *shape)
     assert tokens(p) == shape
-    q = plan(p, "sm80", deterministic=deterministic)
+    q = plan(p, family, deterministic=deterministic)
     rows, columns = q.tiles
     assert rows * q.program.tile_m >= p.m > (rows - 1) * q.program.tile_m
     assert columns * q.program.tile_n >= p.n > (columns - 1) * q.program.tile_n
     assert q.parts * q.hold >= q.partition.segments > (q.parts - 1) * q.hold
     assert (q.reduction == "direct") == (q.parts == 1)
     assert q.reduction != "atomic" or not deterministic
-    assert (q.partial_floats > 0) == (q.reduction == "ordered")
+    held = family == "sm90" and q.hold > 1 and q.partition.segments > 1
+    assert (q.partial_floats > 0) == (q.reduction in ("ordered", "spread") or held)
+    assert 0 < q.grid[0] <= rows * columns
+
+
+@given(kind=kinds, shape=shapes, sms=st.integers(1, 300))
+@settings(deadline=None)
+def test_ctas_that_wait_for_each_other_all_run_at_once(kind, shape, sms):
+    q = plan(problem(kind, *shape), "sm90", sms=sms)
+    rows, columns = q.tiles
+    assert q.reduction != "spread" or q.grid[0] * q.grid[1] <= sms
+    if q.reduction == "direct":  # every SM walks over as many tiles
+        assert q.grid[0] <= sms and -(-rows * columns // q.grid[0]) == -(-rows * columns // sms)
+    else:
+        assert q.grid[0] == rows * columns
+
+
+@given(kind=kinds, shape=shapes, sms=st.integers(1, 300))
+@settings(deadline=None)
+def test_the_number_of_sms_does_not_decide_bits(kind, shape, sms):
+    p = problem(kind, *shape)
+    one, other = plan(p, "sm90"), plan(p, "sm90", sms=sms)
+    assert (one.program, one.partition, one.hold) == (other.program, other.partition, other.hold)
 
 
 @given(kind=st.sampled_from(["fwd", "dgrad"]), t=st.integers(1, 20_000), shape=shapes)
@@ -44,7 +67,7 @@ def test_a_plan_covers_the_output_and_k(kind, shape, deterministic):
 def test_partition_of_fwd_and_dgrad_depends_on_k_alone(kind, t, shape):
     _, n, h = shape
     p = problem(kind, t, n, h)
-    assert plan(p, "sm80").partition == by_k(p.k)
+    assert {plan(p, family).partition for family in FAMILIES} == {by_k(p.k)}
 
 
 @pytest.mark.parametrize("t", [2**20 + 1, MAX_SIZE])
@@ -65,9 +88,45 @@ def test_splits_pin_the_partition():
         plan(p, "sm80", splits=17)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_100a", "sm_103a", "sm_120", "cpu"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90", "sm_100a", "sm_103a", "sm_120", "cpu"])
 def test_supported(arch):
     assert DeviceSpec(arch, 100).family == "sm80"
+
+
+def test_hopper_has_a_family_of_its_own_and_the_fallback():
+    assert DeviceSpec("sm_90a", 132).family == "sm90"
+    assert families("sm_90a") == ("sm90", "sm80")
+
+
+def test_fp16x2_is_of_the_family_that_has_it():
+    assert DeviceSpec("sm_90a", 132).family_of("fp16x2") == CPU.family_of("fp16x2") == "sm90"
+    assert CPU.family_of("bf16x3") == CPU.family
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100a", "sm_120"])
+def test_a_gpu_without_fp16x2_says_which_has_it(arch):
+    with pytest.raises(
+        UnsupportedDevice,
+        match=rf"{arch} has no fp16x2 programs: .* sm90 \(sm_90a\) has them; use emulation='bf16x3'",
+    ):
+        DeviceSpec(arch, 100).family_of("fp16x2")
+
+
+@pytest.mark.parametrize("emulation", EMULATIONS)
+def test_a_gpu_without_any_program_says_so_whatever_the_emulation(emulation):
+    with pytest.raises(UnsupportedDevice, match="sm_75 has no program: supported are GPUs of compute"):
+        DeviceSpec("sm_75", 40).family_of(emulation)
+
+
+@given(kind=kinds, shape=shapes, deterministic=st.booleans())
+@settings(deadline=None)
+def test_emulations_differ_in_their_programs_alone(kind, shape, deterministic):
+    """So far: rules may be of one emulation; the partition is the shape's."""
+    p = problem(kind, *shape)
+    one = plan(p, "sm90", deterministic=deterministic)
+    other = plan(p, "sm90", deterministic=deterministic, emulation="fp16x2")
+    assert one != other and str(other.program).endswith("_fp16x2")
+    assert one.partition == other.partition
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_70", "gfx942"])
@@ -76,7 +135,3 @@ def test_unsupported_gpu_names_what_is_supported(arch):
         UnsupportedDevice, match=f"{arch} has no program: supported are GPUs of compute capability 8.0"
     ):
         _ = DeviceSpec(arch, 100).family
-
-
-def test_cpu_plans_as_the_gpu_family_does():
-    assert CPU.family == DeviceSpec("sm_90a", 132).family

@@ -22,6 +22,13 @@ def test_a_planted_plan_differs_in_its_program_and_has_a_counter_of_its_own():
     assert program(slow.program).defines == {**program(plain.program).defines, "PLANTED": 1}
 
 
+def test_a_planted_plan_keeps_its_emulation():
+    plain = plan(problem("dgrad", 64, 256, 4096), "sm90", emulation="fp16x2")
+    slow = plant(plain, 1000)
+    assert str(slow.program).endswith("_f32_f32_fp16x2_planted")
+    assert program(slow.program).defines == {**program(plain.program).defines, "PLANTED": 1}
+
+
 def test_only_a_gpu_can_be_slowed_down():
     tensors = inputs(8, 8, 8, "cpu")
     with pytest.raises(ValueError, match="GPU programs only; the tensors are on cpu"):

@@ -214,13 +214,13 @@ def h200_us(row: Row, arm: str) -> Outcome:
     best = dict(zip(("fwd", "dgrad", "wgrad"), H200_US[row.shape.H, row.shape.T], strict=True))
     gap = 2.5 if row.mode == "eager" and len(row.gemms) > 1 else 0.3
     library = sum(best[k] for k in row.gemms) + gap * (len(row.gemms) - 1)
-    if arm in ("cake", "control", "cake_det"):
+    if arm in ("cake", "control", "cake_det", "cake_fp16x2"):
         gain = {64: 1.75, 256: 2.0, 1024: 2.2}[row.shape.T]
         if row.mode == "eager" and row.op == "wgrad" and row.shape.T == 64:
             gain = 0.97
         if row.mode == "graph" and row.op == "wgrad" and row.shape.T == 64:
             gain = 1.003
-        return library / gain * (1.06 if arm == "cake_det" else 1.0)
+        return library / gain * {"cake_det": 1.06, "cake_fp16x2": 0.7}.get(arm, 1.0)
     slower = {"torch_fp32": 1.05, "cublas_fp32": 1.02, "cublaslt_fp32_first": 1.04, "cublaslt_fp32_best": 1.0}
     if row.op == "dgrad":
         slower |= {"cublas_fp32": 0.995}
@@ -331,6 +331,22 @@ def build_small(path: Path) -> Path:
     return build(path, rows, arms, h200_us, groups=3, steps=2, **{**H200, "spread": 0.0})
 
 
+def build_fp16x2(path: Path) -> Path:
+    """`build_small` with `cake_fp16x2`, which loses to the library at T=256."""
+    rows = router_rows([Shape(64, 4096), Shape(256, 4096)], ops=("fwd",), modes=("graph",))
+    own = ("cake", "control", "cake_det", "cake_fp16x2")
+    arms = dict.fromkeys(own, "cake") | {"torch_fp32": "library"}
+
+    def outcome(row: Row, arm: str) -> Outcome:
+        us = h200_us(row, arm)
+        assert isinstance(us, float)
+        return us * (4.0 if row.shape.T == 256 and arm == "cake_fp16x2" else 1.0)
+
+    host_us = {"cake": 7.1, "cake_det": 7.4, "cake_fp16x2": 7.2, "torch_fp32": 22.5}
+    fields = {**H200, "spread": 0.0, "host_us": host_us}
+    return build(path, rows, arms, outcome, groups=3, steps=2, **fields)
+
+
 def build_previous(path: Path) -> Path:
     """Two noiseless rows with a previous version, once slower and once faster, and a user's arm."""
     rows = router_rows([Shape(64, 4096), Shape(256, 4096)], ops=("fwd",), modes=("graph",))
@@ -349,6 +365,11 @@ def build_previous(path: Path) -> Path:
 @pytest.fixture(scope="session")
 def previous_dir(tmp_path_factory) -> Path:
     return build_previous(tmp_path_factory.mktemp("runs") / "previous")
+
+
+@pytest.fixture(scope="session")
+def fp16x2_dir(tmp_path_factory) -> Path:
+    return build_fp16x2(tmp_path_factory.mktemp("runs") / "fp16x2")
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,31 @@ def test_whole_report_of_a_small_run(small_dir):
     assert render(small_dir)[markdown.REPORT] == GOLDEN.read_text()
 
 
+def test_whole_report_of_a_run_with_fp16x2(fp16x2_dir):
+    assert render(fp16x2_dir)[markdown.REPORT] == GOLDEN.with_name("golden_fp16x2.md").read_text()
+
+
+def test_fp16x2_that_the_device_has_not_is_named_once_and_has_no_columns(fp16x2_dir, tmp_path):
+    """As `cake_fp16x2` on a CPU: an arm, but nothing to judge."""
+    run = load(fp16x2_dir)
+    none = {"status": "unsupported", "reason": "no programs", "us": None, "ratio": None, "verdict": None}
+    rows = [
+        replace(
+            row,
+            cells={
+                (arm, over): cell.model_copy(update=none) if arm == "cake_fp16x2" else cell
+                for (arm, over), cell in row.cells.items()
+                if over != "cake_fp16x2"
+            },
+        )
+        for row in run.rows
+    ]
+    text = markdown.documents(replace(run, rows=tuple(rows)), [])[markdown.REPORT]
+    assert "`cake_fp16x2`: unsupported on all 2 rows: no programs." in text
+    assert "fp16x2/cake" not in text and "SOTA/cake_fp16x2" not in text
+    assert "**FP16x2**" not in text and "half the products" not in text
+
+
 def test_the_same_directory_gives_the_same_bytes(small_dir):
     path = write_report(small_dir)
     first = {p.name: p.read_bytes() for p in [path, *sorted((small_dir / "plots").iterdir())]}

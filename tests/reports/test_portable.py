@@ -15,7 +15,7 @@ from reports.matching import match
 from reports.rows import load
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = ("h200_dir", "broken_dir", "previous_dir", "passes_dir", "small_dir", "small_again_dir")
+RUNS = ("h200_dir", "broken_dir", "previous_dir", "passes_dir", "fp16x2_dir", "small_dir", "small_again_dir")
 #: Makes the cells again, then the reports, then the comparison of the last two.
 RENDER = """
 import sys, time

@@ -17,7 +17,7 @@ def printed(run_dir) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("name", ["h200_dir", "cpu_dir", "broken_dir", "small_dir"])
+@pytest.mark.parametrize("name", ["h200_dir", "cpu_dir", "broken_dir", "small_dir", "fp16x2_dir"])
 def test_fits_80_columns_without_colour(request, name):
     run_dir = request.getfixturevalue(name)
     text = printed(run_dir)
@@ -36,6 +36,13 @@ def test_says_what_the_report_says(h200_dir):
     assert f"\n{report.parent / 'plots'}\n" in text and str(report) not in text
     lines = [line for line in text.splitlines() if line.split()[:2] == ["graph", "2fwd+bwd"]]
     assert len(lines) == 1 and len(lines[0].split()) == 7
+
+
+def test_fp16x2_has_a_headline_a_column_and_its_slower_rows(fp16x2_dir):
+    flat = " ".join(printed(fp16x2_dir).split())
+    assert "cake_fp16x2 against the best library call: faster in 1 of 2 rows, same in 0, slower in 1" in flat
+    assert "slower rows, as SOTA/cake | SOTA/cake_det | SOTA/cake_fp16x2, in brackets where" in flat
+    assert "fp16x2/cake" in flat
 
 
 def test_rows_without_a_ratio_are_named(broken_dir):

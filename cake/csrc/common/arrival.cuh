@@ -1,17 +1,9 @@
 // Who comes last, and who came first: split-K reductions without waiting for a CTA that may not have started.
-// A tile owns two counters (of a line of COUNTERS), zero between launches; whoever finishes the tile puts them back to zero.
+// A tile owns the first two counters of a line of COUNTERS, zero between launches; whoever finishes the tile puts them back.
 #pragma once
+#include "common/acquire.cuh"
 
 namespace cake {
-
-__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
-  unsigned v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_release(unsigned* p, unsigned v) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 
 // Called by a whole CTA after its stores: the number of CTAs of this tile that arrived earlier.
 __device__ __forceinline__ unsigned arrive(unsigned* counter) {

@@ -1,17 +1,11 @@
 // FP32 values as sums of BF16 parts, two neighbours along K packed in one register (lower half = lower k).
 #pragma once
+#include "common/pack.cuh"
 
 namespace cake {
 
 __device__ __forceinline__ float low_as_float(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_as_float(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-// Round-to-nearest pack; the instruction exists since sm_80.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  unsigned d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
 
 // x = part[0] + part[1] + part[2] exactly for |x| >= 2^-100. The leading part is truncated, so that it cannot overflow
 // near FLT_MAX; the second is rounded, which gives the third, hence the dropped products, a random sign.

@@ -11,37 +11,18 @@
 // Defines: WARPS_M, WARPS_N (a warp computes 32 x 32), STAGES, A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along M or
 // N), A_BF16 / B_BF16 (1: the operand is BF16 and its own single part), CHUNK, GROUP,
 // COUNTERS (words from one tile's counters to the next).
+namespace cake {
+constexpr int BM = 32 * WARPS_M, BN = 32 * WARPS_N;
+}
 #include "common/ampere.cuh"
 #include "common/arrival.cuh"
-#include "common/bf16x3.cuh"
+#include "common/router.cuh"
 
 namespace cake {
 
-constexpr int BM = 32 * WARPS_M, BN = 32 * WARPS_N, BK = 32, THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int BK = 32, THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int MT = 2, NT = 4;  // 16 x 8 products of a warp's 32 x 32
 static_assert(CHUNK % BK == 0, "a promotion chunk is a whole number of stages");
-
-enum Reduction { DIRECT = 0, ORDERED = 1, ATOMIC = 2 };
-
-// Mirrored by cake/launch/router.py: same order, same widths.
-struct Params {
-  const void* a;
-  const void* b;
-  void* out;
-  float* partial;     // [tiles][parts][BM * BN] in register order (ORDERED)
-  unsigned* counter;  // [tiles][COUNTERS], two used
-  long long lda, ldb;         // elements between neighbours along the operand's strided axis
-  long long out_row, out_col; // elements
-  int m, n, k;
-  int segment;  // K elements a segment, a multiple of CHUNK
-  int hold;     // segments a CTA: 1 or GROUP
-  int raster;   // row tiles walked before the next column tile
-  int reduction;
-  int out_bf16;
-#ifdef PLANTED
-  int spin;  // clocks
-#endif
-};
 
 template <bool BF16>
 struct Element { using type = float; };
@@ -72,7 +53,7 @@ struct Operand {
       const int left = outer0 + outer < outer_end ? inner_end - (inner0 + inner) : 0;
       const int count = left < 0 ? 0 : (left > VEC ? VEC : left);
       const T* from = count ? base + (outer0 + outer) * ld + inner0 + inner : base;
-      copy_async_16(smem + (outer * LD + inner) * sizeof(T), from, count * (int)sizeof(T));
+      copy_some<16>(smem + (outer * LD + inner) * sizeof(T), from, count * (int)sizeof(T));
     }
   }
 
@@ -167,29 +148,7 @@ __device__ __forceinline__ void for_each_pair(int m0, int n0, Sums& s, F f) {
 }
 
 __device__ __forceinline__ void store_tile(const Params& p, int m0, int n0, Sums& s) {
-  for_each_pair(m0, n0, s, [&](int row, int column, const float* v) {
-    if (row >= p.m || column >= p.n) return;
-    const long long at = row * p.out_row + column * p.out_col;
-    const bool both = column + 1 < p.n;
-    if (p.out_bf16) {
-      unsigned short* out = static_cast<unsigned short*>(p.out) + at;
-      const unsigned pair = pack_bf16(v[0], v[1]);
-      if (both && p.out_col == 1) {
-        *reinterpret_cast<unsigned*>(out) = pair;
-      } else {
-        out[0] = (unsigned short)pair;
-        if (both) out[p.out_col] = (unsigned short)(pair >> 16);
-      }
-    } else {
-      float* out = static_cast<float*>(p.out) + at;
-      if (both && p.out_col == 1) {
-        *reinterpret_cast<float2*>(out) = make_float2(v[0], v[1]);
-      } else {
-        out[0] = v[0];
-        if (both) out[p.out_col] = v[1];
-      }
-    }
-  });
+  for_each_pair(m0, n0, s, [&](int row, int column, const float* v) { store_pair(p, row, column, v); });
 }
 
 __device__ __forceinline__ void add_tile(const Params& p, int m0, int n0, Sums& s) {
@@ -199,16 +158,6 @@ __device__ __forceinline__ void add_tile(const Params& p, int m0, int n0, Sums& 
     atomicAdd(out, v[0]);
     if (column + 1 < p.n) atomicAdd(out + p.out_col, v[1]);
   });
-}
-
-// Tile `t` in an order that walks p.raster row tiles before the next column tile (cake/plan/raster.py).
-__device__ __forceinline__ void locate(const Params& p, int t, int& tile_m, int& tile_n) {
-  const int rows = (p.m + BM - 1) / BM, columns = (p.n + BN - 1) / BN;
-  const int first = t / (p.raster * columns) * p.raster;
-  const int height = rows - first < p.raster ? rows - first : p.raster;
-  const int inside = t - first * columns;
-  tile_m = first + inside % height;
-  tile_n = inside / height;
 }
 
 // A thread's 32 sums as 8 float4, neighbours in memory held by neighbouring threads.

@@ -1,0 +1,64 @@
+// What the router programs of all families share: their parameters, the order of tiles, how sums reach the output.
+#pragma once
+#include "common/bf16x3.cuh"
+
+namespace cake {
+
+enum Reduction { DIRECT = 0, ORDERED = 1, ATOMIC = 2, SPREAD = 3 };
+
+// Mirrored by cake/launch/router.py: same order, same widths.
+struct Params {
+  const void* a;
+  const void* b;
+  void* out;
+  float* partial;     // [tiles][parts][rows x columns of a tile] in register order
+  unsigned* counter;  // [tiles][COUNTERS], two used by a program
+  long long lda, ldb;         // elements between neighbours along the operand's strided axis
+  long long out_row, out_col; // elements
+  int m, n, k;
+  int tiles_m, tiles_n; // rows and columns of tiles
+  int segment;  // K elements a segment, a multiple of CHUNK
+  int hold;     // segments a CTA: 1 or GROUP
+  int raster;   // row tiles walked before the next column tile
+  int reduction;
+  int out_bf16;
+  int spin;     // clocks, of planted programs
+};
+
+__device__ __forceinline__ int tiles_of(const Params& p) { return p.tiles_m * p.tiles_n; }
+
+// Tile `t` in an order that walks p.raster row tiles before the next column tile (cake/plan/raster.py).
+__device__ __forceinline__ void locate(const Params& p, unsigned t, int& tile_m, int& tile_n) {
+  // Unsigned divisions are half the code of signed ones.
+  const unsigned first = t / (unsigned)(p.raster * p.tiles_n) * p.raster;
+  const unsigned height = min((unsigned)p.tiles_m - first, (unsigned)p.raster), inside = t - first * p.tiles_n;
+  tile_n = inside / height;
+  tile_m = first + (inside - tile_n * height);
+}
+
+// Two neighbours in a row of the output, as far as they are inside it.
+__device__ __forceinline__ void store_pair(const Params& p, int row, int column, const float* v) {
+  if (row >= p.m || column >= p.n) return;
+  const long long at = row * p.out_row + column * p.out_col;
+  const bool both = column + 1 < p.n;
+  if (p.out_bf16) {
+    unsigned short* out = static_cast<unsigned short*>(p.out) + at;
+    const unsigned pair = pack_bf16(v[0], v[1]);
+    if (both && p.out_col == 1) {
+      *reinterpret_cast<unsigned*>(out) = pair;
+    } else {
+      out[0] = (unsigned short)pair;
+      if (both) out[p.out_col] = (unsigned short)(pair >> 16);
+    }
+  } else {
+    float* out = static_cast<float*>(p.out) + at;
+    if (both && p.out_col == 1) {
+      *reinterpret_cast<float2*>(out) = make_float2(v[0], v[1]);
+    } else {
+      out[0] = v[0];
+      if (both) out[p.out_col] = v[1];
+    }
+  }
+}
+
+}  // namespace cake

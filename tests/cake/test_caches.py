@@ -1,0 +1,122 @@
+"""What cached launches must never do: compute on another tensor's data, or by another view's strides."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import cake
+from cake import router
+
+from .products import KINDS, call, error, inputs, operands, reference
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_freed_and_reused_addresses(device, kind):
+    """The allocator gives the next tensors addresses of the last ones, with other shapes or other values."""
+    for seed, t in enumerate((24, 40, 24, 40, 24)):
+        tensors = inputs(t, 16, 64, device, seed=seed)
+        assert error(call(kind, tensors), reference(kind, tensors)) <= 4e-7
+        del tensors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_of_one_shape(device, kind):
+    """Equal shapes, dtypes and devices; other strides, offsets and unit axes."""
+    tensors = inputs(24, 16, 64, device)
+    expected = reference(kind, tensors)
+
+    def views(x: torch.Tensor) -> list[torch.Tensor]:
+        rows, cols = x.shape
+        wide = torch.full((rows, cols + 16), float("nan"), device=device)
+        late = torch.full((rows + 3, cols), float("nan"), device=device)
+        turned = torch.empty(cols, rows + 8, device=device)
+        copies = [wide[:, 8 : cols + 8], wide[:, :cols].clone(), late[3:], turned[:, :rows].t()]
+        return [copy.copy_(x) for copy in copies]
+
+    first, second = operands(kind, tensors)
+    call_kind = {"fwd": cake.router_forward, "dgrad": cake.router_dgrad, "wgrad": cake.router_wgrad}[kind]
+    for _ in range(2):  # made, then found
+        for a, b in itertools.product(views(first), views(second)):
+            assert error(call_kind(a, b), expected) <= 4e-7
+
+
+def test_ten_thousand_shapes(device):
+    """The cache stays bounded; a shape that was dropped is made anew, and is right."""
+    cake.clear_caches()
+    X, W = (torch.randn(rows, 512, device=device) for rows in (200, 400))
+    shapes = [(t, h, n) for t in range(1, 201) for h in (4, 8) for n in range(8, 208, 8)]
+    assert len(shapes) == 10_000
+    for i, (t, h, n) in enumerate([*shapes, *shapes[:20]]):
+        x, w = X[:t, :h], W[:n, :h]
+        out = cake.router_forward(x, w)
+        if i % 500 == 0 or i >= 10_000:
+            assert error(out, x.double().cpu() @ w.double().cpu().t()) <= 4e-7
+        assert len(router._entries) <= router.MAX_ENTRIES
+    assert len(router._entries) == router.MAX_ENTRIES
+
+
+def test_a_backward_pass_shares_one_gradient_s_launch_with_several_of_the_other(device, emulation):
+    """G and W of one layout, X of two: the launch of both gradients is that of these very ones."""
+    tensors = inputs(24, 16, 64, device)
+    other = inputs(24, 16, 64, device, seed=1)["X"]
+    wide = torch.full((24, 72), float("nan"), device=device)[:, :64].copy_(other)
+    for X in (tensors["X"], wide, tensors["X"], wide):
+        now = tensors | {"X": X}
+        dx, dw = cake.router_backward(now["G"], now["X"], now["W"], emulation=emulation)
+        assert error(dx, reference("dgrad", now)) <= 4e-7 and error(dw, reference("wgrad", now)) <= 4e-7
+        alone = cake.router_dgrad(now["G"], now["W"], emulation=emulation)
+        assert torch.equal(dx, alone) and torch.equal(dw, cake.router_wgrad(now["G"], X, emulation=emulation))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_outlives_the_entry_that_it_captured(monkeypatch, kind):
+    monkeypatch.setattr(router, "_entries", router.Entries(2))
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    out = call(kind, tensors)
+    expected = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(kind, tensors, out=out)
+    for t in range(8, 80, 8):  # the entry goes, its workspace is outgrown
+        call(kind, inputs(t, 256, 4096, "cuda:0"))
+    cake.clear_caches()
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["fwd", "dgrad", "wgrad", "bwd", "2fwd+bwd"])
+def test_a_graph_replays_on_another_stream(op, emulation):
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    prepared = cake.prepare_router(
+        op, **{name: t for name, t in tensors.items() if name in router_needs(op)}, emulation=emulation
+    )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prepared()
+    other = torch.cuda.Stream()
+    results = []
+    for stream in (torch.cuda.current_stream(), other, other, torch.cuda.current_stream()):
+        torch.cuda.synchronize()
+        for out in prepared.outputs.values():
+            out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            graph.replay()
+        torch.cuda.synchronize()
+        results.append({name: out.clone() for name, out in prepared.outputs.items()})
+    for name, out in results[0].items():
+        kind = {"out": "fwd", "dX": "dgrad", "dW": "wgrad"}[name]
+        assert error(out, reference(kind, tensors)) <= 4e-7
+        assert all(torch.equal(r[name], out) for r in results)
+
+
+def router_needs(op: str) -> set[str]:
+    return {"fwd": {"X", "W"}, "dgrad": {"G", "W"}, "wgrad": {"G", "X"}}.get(op, {"G", "X", "W"})
