@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,9 +15,12 @@ from ..plan.backward import BackwardKey, BackwardPlan
 from ..plan.device import DeviceSpec
 from ..plan.planner import Plan, ProgramKey
 from ..program.compiler import compile_cubin
-from ..program.registry import Program, program
+from ..program.registry import Box, Program, program
 from . import driver
 from .bounded import Bounded
+from .tensormap import ALIGNMENT, Mapped, TensorMap
+
+Block = TypeVar("Block", bound=ctypes.Structure)
 
 REDUCTIONS = {"direct": 0, "ordered": 1, "atomic": 2, "spread": 3}
 
@@ -55,14 +58,36 @@ class Params(ctypes.Structure):
     )
 
 
+class MappedParams(ctypes.Structure):
+    """``cake::MappedParams`` of csrc/sm90/gemm.cuh: a GEMM with its operands' maps, which are aligned."""
+
+    _fields_ = (
+        ("params", Params),
+        ("_", ctypes.c_char * (-ctypes.sizeof(Params) % ALIGNMENT)),
+        ("a", TensorMap),
+        ("b", TensorMap),
+    )
+
+
 class BackwardParams(ctypes.Structure):
     """``cake::BackwardParams`` of csrc/sm90/backward.cu."""
 
-    _fields_ = (("dgrad", Params), ("wgrad", Params), ("dgrad_ctas", ctypes.c_int))
+    _fields_ = (
+        ("dgrad", MappedParams),
+        ("wgrad", MappedParams),
+        ("dgrad_ctas", ctypes.c_int),
+        ("_", ctypes.c_char * (ALIGNMENT - 4)),
+    )
+
+
+def aligned(kind: type[Block]) -> Block:
+    """A zero parameter block at a multiple of 64 bytes."""
+    memory = (ctypes.c_char * (ctypes.sizeof(kind) + ALIGNMENT))()
+    return kind.from_buffer(memory, -ctypes.addressof(memory) % ALIGNMENT)
 
 
 def parameters(plan: Plan) -> Params:
-    """The parameter block of a plan, its pointers still null."""
+    """The parameters of a plan's GEMM, its pointers still null."""
     p = plan.problem
     lines = (p.out.ld, 1) if p.out.unit == 1 else (1, p.out.ld)
     return Params(
@@ -223,17 +248,44 @@ class _Bound:
         return space
 
 
+class _Gemm:
+    """A GEMM's part of a parameter block, and what its pointers are by now."""
+
+    def __init__(self, plan: Plan, block: MappedParams, boxes: tuple[Box, ...]) -> None:
+        self._params = block.params
+        operands = ((block.a, plan.problem.a), (block.b, plan.problem.b))
+        # None where the program does not copy by boxes.
+        self._maps = [
+            Mapped(ctypes.addressof(at), view, box) for (at, view), box in zip(operands, boxes, strict=False)
+        ]
+        self._at: tuple[int, ...] = ()
+
+    def point(self, at: Addresses) -> None:
+        """Let A, B and the output be at these addresses."""
+        if at == self._at:
+            return
+        self._at = ()
+        self._params.a, self._params.b, self._params.out = at
+        for mapped, address in zip(self._maps, at[:2], strict=False):
+            mapped.bind(address)
+        self._at = at
+
+
 class BoundPlan(_Bound):
     """A plan's GEMM, bound."""
 
     def __init__(
         self, plan: Plan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
     ) -> None:
-        self.plan, self._params = plan, parameters(plan)
+        boxes = program(plan.program).boxes
+        mapped = aligned(MappedParams)
+        mapped.params = parameters(plan)
+        self._params = mapped.params
+        self.plan, self._gemm = plan, _Gemm(plan, mapped, boxes)
         super().__init__(
             plan.program,
             plan.grid,
-            self._params,
+            mapped if boxes else self._params,
             device,
             pdl=pdl,
             cooperative=plan.reduction == "spread",  # its CTAs wait for each other
@@ -248,11 +300,10 @@ class BoundPlan(_Bound):
         """
         driver.bind_thread(self.device.index)
         with self._lock:
-            params = self._params
-            params.a, params.b, params.out = at
+            self._gemm.point(at)
             if self._works:
                 space = self._space(stream)
-                params.partial, params.counter = space.pointers
+                self._params.partial, self._params.counter = space.pointers
             self._launcher(stream)
 
 
@@ -262,18 +313,23 @@ class BoundBackward(_Bound):
     def __init__(
         self, plan: BackwardPlan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
     ) -> None:
-        dgrad, wgrad = parameters(plan.dgrad), parameters(plan.wgrad)
-        dgrad.spin = wgrad.spin  # of a planted program: the launch's last CTA may be of either
-        # A structure copies what it is made of: these are the fields that launches read.
-        self._params = params = BackwardParams(dgrad, wgrad, plan.ctas[0])
-        self._dgrad, self._wgrad = params.dgrad, params.wgrad
+        boxes = program(plan.program).boxes
+        block = aligned(BackwardParams)
+        block.dgrad.params, block.wgrad.params = parameters(plan.dgrad), parameters(plan.wgrad)
+        block.dgrad_ctas = plan.ctas[0]
+        # Of a planted program the launch's last CTA may be of either.
+        block.dgrad.params.spin = block.wgrad.params.spin
+        self._wgrad_params = block.wgrad.params
+        self._dgrad = _Gemm(plan.dgrad, block.dgrad, boxes[:2])
+        self._wgrad = _Gemm(plan.wgrad, block.wgrad, boxes[2:])
         self.plan = plan
         super().__init__(
             plan.program,
             (sum(plan.ctas), 1, 1),
-            params,
+            block,
             device,
             pdl=pdl,
+            floats=plan.wgrad.partial_floats,
             counters=plan.wgrad.counters,
             workspace=workspace,
         )
@@ -282,12 +338,11 @@ class BoundBackward(_Bound):
         """Enqueue, for the addresses of G, W and dX and of G, X and dW; see :meth:`BoundPlan.launch`."""
         driver.bind_thread(self.device.index)
         with self._lock:
-            d, w = self._dgrad, self._wgrad
-            d.a, d.b, d.out = at_dx
-            w.a, w.b, w.out = at_dw
+            self._dgrad.point(at_dx)
+            self._wgrad.point(at_dw)
             if self._works:
                 space = self._space(stream)
-                w.counter = space.pointers[1]
+                self._wgrad_params.partial, self._wgrad_params.counter = space.pointers
             self._launcher(stream)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .partition import CHUNK
+from .partition import CHUNK, GROUP
 from .planner import Plan, ProgramKey
 
 
@@ -25,7 +25,9 @@ class BackwardKey:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """``dgrad`` and ``wgrad`` as they are planned alone, but on ``ctas`` CTAs each. The bits are theirs."""
+    """``dgrad`` and ``wgrad`` as they are planned alone, but on ``ctas`` CTAs each, and with one CTA for all
+    of a wgrad tile's K. The bits are those of two launches.
+    """
 
     dgrad: Plan
     wgrad: Plan
@@ -41,16 +43,18 @@ class BackwardPlan:
 
 
 def joined(dgrad: Plan, wgrad: Plan, sms: int) -> BackwardPlan | None:
-    """Both plans as one launch, or None where they have to be two: programs of sm90 only, no split K (CTAs of
-    a tile would wait for each other beside CTAs that do other work), and G, W and X in rows.
+    """Both plans as one launch, or None where they have to be two: programs of sm90 only, K in so few
+    segments that one CTA sums them (CTAs of a tile would wait for each other beside CTAs that do other work),
+    and G, W and X in rows.
     """
     d, w = dgrad.program, wgrad.program
     in_rows = (d.a_unit_k, d.b_unit_k, w.a_unit_k, w.b_unit_k) == (True, False, False, False)
     alike = d.family == w.family == "sm90" and d.emulation == w.emulation and not d.planted
-    if not (in_rows and alike and dgrad.reduction == wgrad.reduction == "direct") or sms < 2:
+    segments = wgrad.partition.segments
+    if not (in_rows and alike and dgrad.partition.segments == 1 and segments <= GROUP["sm90"]) or sms < 2:
         return None
-    if max(dgrad.hold, wgrad.hold) > 1 and max(dgrad.partition.segments, wgrad.partition.segments) > 1:
-        return None  # a CTA's earlier segments wait in a workspace: one for both would have to be shared out
+    if segments > 1:  # one CTA sums them, in the order in which two would be added
+        wgrad = replace(wgrad, hold=segments, reduction="direct")
     return BackwardPlan(dgrad, wgrad, shares(work(dgrad), work(wgrad), sms))
 
 

@@ -67,10 +67,10 @@ def for_wgrad(t: int, n: int, h: int) -> Partition:
     """The partition of ``wgrad``, whose K is T: cut only where the output alone gives too few tiles to fill a
     GPU.
 
-    A function of the shape, not of the device: 128 tiles of 64 x 64 are taken as enough.
+    A function of the shape, not of the device: 128 tiles of 128 x 128 are taken as enough, 65 too.
     """
-    tiles = -(-n // 64) * -(-h // 64)
-    wanted = -(-128 // tiles)
+    tiles = -(-n // 128) * -(-h // 128)
+    wanted = 128 // tiles
     return cut(t, max(1, min(MAX_SEGMENTS, wanted, -(-t // MIN_SEGMENT))))
 
 

@@ -23,20 +23,23 @@ SM80_STAGE_K = 32
 
 #: sm90: rows x columns of a tile.
 SM90_TILES = ((64, 32), (64, 40), (64, 48), (64, 64), (128, 64), (128, 80), (128, 96), (128, 128))
-#: Emulation -> MMA warpgroups -> registers of a thread that multiplies and of one that converts, 0: as
-#: launched. Three warpgroups are launched with 168 registers a thread, so two that multiply share 504 with
-#: the converting one: asked for more, the second one waits for ever.
-SM90_REGISTERS = {"bf16x3": {1: (0, 0), 2: (208, 88)}, "fp16x2": {1: (0, 0), 2: (208, 88)}}
+#: Registers of a thread that multiplies and of one that converts. Three warpgroups are launched with 168
+#: registers a thread, so two that multiply share 504 with the converting one: asked for more, the second one
+#: waits for ever.
+SM90_REGISTERS = (216, 72)
+#: Warpgroups that multiply: two row blocks of a tile, or one, and then each every other chunk of K.
+SM90_MMA_GROUPS = 2
+SM90_THREADS = 128 * (SM90_MMA_GROUPS + 1)
 #: Family and emulation -> tiles. FP16x2's four converting warps have whole columns of B each, in eights.
 TILES = {
     ("sm80", "bf16x3"): tuple(SM80_TILES),
     ("sm90", "bf16x3"): SM90_TILES,
     ("sm90", "fp16x2"): tuple((m, n) for m, n in SM90_TILES if n % 32 == 0),
 }
-#: The most chunks of A and B on their way to shared memory, and stages of B's parts.
+#: The most chunks of A and B in shared memory as they are, and stages of B's parts.
 SM90_AHEAD, SM90_STAGES = 4, 4
-#: Bytes of shared memory for them: of the 227 KiB, 2 are left for barriers and scales.
-SM90_SMEM = 225 * 1024
+#: Bytes of shared memory for them: of the 227 KiB, one is left for barriers.
+SM90_SMEM = 226 * 1024
 
 SIZE = {"f32": 4, "bf16": 2}
 
@@ -45,11 +48,22 @@ ROUTER_DTYPES = (("f32", "f32"), ("bf16", "f32"), ("f32", "bf16"))
 
 
 @dataclass(frozen=True)
+class Box:
+    """What one copy brings of an operand to shared memory: ``lines`` lines of ``inner`` elements along its
+    unit stride; their 16-byte units trade places in lines of ``swizzle`` bytes (0: they do not).
+    """
+
+    inner: int
+    lines: int
+    swizzle: int
+
+
+@dataclass(frozen=True)
 class Program:
     """A kernel template instance: all that compiling and launching it needs.
 
     ``tensor_core_ops`` are SASS mnemonics that a compiled program must contain; ``smem_bytes`` is dynamic
-    shared memory.
+    shared memory; ``boxes`` are of the operands A and B, and of a second GEMM's, where they are copied so.
     """
 
     name: str
@@ -59,6 +73,7 @@ class Program:
     threads: int
     smem_bytes: int
     tensor_core_ops: tuple[str, ...]
+    boxes: tuple[Box, ...] = ()
 
 
 @cache
@@ -127,90 +142,106 @@ def _sm80(key: ProgramKey) -> Program:
 
 
 def _sm90(key: ProgramKey) -> Program:
-    defines, smem = _sm90_gemm("GEMM", key)
+    gemm = _sm90_gemm("GEMM", key)
     return Program(
         name=str(key),
         kernel="router_sm90",
         source=source("sm90/router.cu"),
-        defines=defines | _common("sm90", key.planted) | ({"FP16X2": 1} if key.emulation == "fp16x2" else {}),
-        threads=128 * (key.tile_m // 64 + 1),
-        smem_bytes=smem,
+        defines=gemm.defines
+        | _common("sm90", key.planted)
+        | ({"FP16X2": 1} if key.emulation == "fp16x2" else {}),
+        threads=SM90_THREADS,
+        smem_bytes=gemm.smem_bytes,
         tensor_core_ops=("HGMMA",),
+        boxes=gemm.boxes,
     )
 
 
 def _backward(key: BackwardKey) -> Program:
-    dgrad, smem_dgrad = _sm90_gemm("DGRAD", key.dgrad)
-    wgrad, smem_wgrad = _sm90_gemm("WGRAD", key.wgrad)
-    threads = 128 * (max(key.dgrad.tile_m, key.wgrad.tile_m) // 64 + 1)
+    dgrad, wgrad = _sm90_gemm("DGRAD", key.dgrad), _sm90_gemm("WGRAD", key.wgrad)
     fp16x2 = {"FP16X2": 1} if key.dgrad.emulation == "fp16x2" else {}
     return Program(
         name=str(key),
         kernel="backward_sm90",
         source=source("sm90/backward.cu"),
-        defines=dgrad | wgrad | {"THREADS": threads} | _common("sm90", key.wgrad.planted) | fp16x2,
-        threads=threads,
-        smem_bytes=max(smem_dgrad, smem_wgrad),
+        defines=dgrad.defines | wgrad.defines | _common("sm90", key.wgrad.planted) | fp16x2,
+        threads=SM90_THREADS,
+        smem_bytes=max(dgrad.smem_bytes, wgrad.smem_bytes),
         tensor_core_ops=("HGMMA",),
+        boxes=dgrad.boxes + wgrad.boxes,
     )
 
 
-def _sm90_gemm(name: str, key: ProgramKey) -> tuple[dict[str, int], int]:
-    """The defines of a GEMM's config, which begin with ``name``, and its bytes of dynamic shared memory."""
+@dataclass(frozen=True)
+class _Sm90Gemm:
+    """What a GEMM of the sm90 family adds to its program."""
+
+    defines: dict[str, int]
+    smem_bytes: int
+    boxes: tuple[Box, Box]
+
+
+def _sm90_gemm(name: str, key: ProgramKey) -> _Sm90Gemm:
+    """A GEMM whose defines begin with ``name``."""
     groups = key.tile_m // 64
+    k_groups = SM90_MMA_GROUPS // groups
     fp16x2 = key.emulation == "fp16x2"
-    # How the converting warpgroup goes through B, see csrc/sm90/gemm.cuh: a unit is whole columns in FP16x2,
-    # else four of a thread's loads where a chunk is fours of them.
-    side = 1 if key.b_unit_k else sm90_side(key.tile_n, fp16x2)
-    core = 128 if key.b_unit_k else sm90_core(key.tile_n, fp16x2)
+    size_a, size_b = SIZE[key.a_dtype], SIZE[key.b_dtype]
+    # How a converting warp goes through its share of B, see csrc/sm90/gemm.cuh: a unit is whole columns in
+    # FP16x2, else four of a thread's loads where a share is fours of them.
+    share_k, share_n = (CHUNK, key.tile_n // 4) if fp16x2 else (16, key.tile_n)
+    side = 1 if key.b_unit_k else sm90_side(share_n)
     loads = CHUNK * key.tile_n // 4 // 128
-    rows = CHUNK // 16 if key.b_unit_k else CHUNK * side // 32
-    unit = rows if fp16x2 else loads if loads % 4 else 4
-    # A stage of B: its parts in core matrices of 8 x 8; of FP16x2 two, whatever B is, and a scale a column.
+    columns = CHUNK // 16 if key.b_unit_k else share_k * side // 32
+    unit = columns if fp16x2 else loads if loads % 4 else 4
+    pad = 0 if key.b_unit_k else sm90_pad(side)
+    # A stage of B's parts: of FP16x2 two, whatever B is, and a scale a column, in two factors.
     parts = 2 if fp16x2 else 1 if key.b_dtype == "bf16" else 3
-    stage = parts * core * (key.tile_n // 8) * (CHUNK // 8) + 4 * key.tile_n * fp16x2
-    a_chunk, b_chunk = (
-        tile * CHUNK * SIZE[dtype] for tile, dtype in ((key.tile_m, key.a_dtype), (key.tile_n, key.b_dtype))
-    )
+    stage = parts * (128 * (CHUNK // 8) + pad) * (key.tile_n // 8) + 8 * key.tile_n * fp16x2
+    # A chunk of each, and the sums that a K group hands over.
+    a_chunk, b_chunk = key.tile_m * CHUNK * size_a, key.tile_n * CHUNK * size_b
+    handed = key.tile_m * key.tile_n * 4 * (k_groups - 1)
 
     def smem(ahead: int, stages: int) -> int:
-        """``ahead`` chunks of A and B on their way, and what is being split."""
-        return stages * stage + (ahead + 1) * a_chunk + ahead * b_chunk + b_chunk * unit // loads
+        return -(-ahead // k_groups) * k_groups * a_chunk + ahead * b_chunk + stages * stage + handed
 
     ahead = max(n for n in range(1, SM90_AHEAD + 1) if smem(n, 2) <= SM90_SMEM)
     stages = max(n for n in range(2, SM90_STAGES + 1) if smem(ahead, n) <= SM90_SMEM)
-    mma, convert = SM90_REGISTERS[key.emulation][groups]
+    mma, convert = SM90_REGISTERS
     defines = {
         "MMA_GROUPS": groups,
+        "K_GROUPS": k_groups,
         "BN": key.tile_n,
         "STAGES": stages,
-        "A_RING": ahead + 1,
-        "B_RING": ahead * loads // unit + 1,
+        "A_RING": -(-ahead // k_groups),
+        "B_RING": ahead,
         "UNIT": unit,
         "SIDE": side,
-        "CORE": core,
+        "PAD": pad,
         "MMA_REGISTERS": mma,
         "CONVERT_REGISTERS": convert,
     } | _operands(key)
-    return {f"{name}_{define}": value for define, value in defines.items()}, smem(ahead, stages)
+    return _Sm90Gemm(
+        {f"{name}_{define}": value for define, value in defines.items()},
+        smem(ahead, stages),
+        (
+            Box(128 // size_a, 16, 128) if key.a_unit_k else Box(16, CHUNK, 16 * size_a),
+            Box(16, share_n, 0) if key.b_unit_k else Box(share_n, share_k, 0),
+        ),
+    )
 
 
-def sm90_side(columns: int, fp16x2: bool) -> int:
-    """Threads side by side along a row of B, where its unit stride runs along N: a power of two, of 128
-    threads, or with FP16x2 of the 32 that have a quarter of the columns.
+def sm90_side(columns: int) -> int:
+    """Threads side by side along a line of B, whose unit stride runs along N: a power of two, of 32."""
+    fours = columns // 4
+    return min(16, fours & -fours)
+
+
+def sm90_pad(side: int) -> int:
+    """Bytes between columns of core matrices of B, where its unit stride runs along N: 32 threads store 4
+    bytes each at once, 4 of ``side`` to a line, the next 4 two core matrices further, the others below.
     """
-    fours = columns // 16 if fp16x2 else columns // 4
-    return min(32, fours & -fours)
-
-
-def sm90_core(columns: int, fp16x2: bool) -> int:
-    """Bytes from one core matrix of B to the next, where its unit stride runs along N: so that the 8-byte
-    stores of a warp, of ``sm90_side`` threads a row, meet in as few banks as can be.
-    """
-    side = sm90_side(columns, fp16x2)
-    if side == 4:  # two core matrices a row; of an odd number of pairs, halves of a step are 64 bytes apart
-        return 192 if columns % 64 == 0 else 160
-    return {2: 128, 8: 160}.get(side, 144)
+    return 256 // side % 64
 
 
 def source(path: str) -> str:

@@ -31,7 +31,8 @@ def plans(t: int = 1024, h: int = 4096, n: int = 256, **options) -> tuple[Plan, 
 def test_the_suite_has_one_launch(t, h, emulation):
     dgrad, wgrad = plans(t, h, emulation=emulation)
     both = joined(dgrad, wgrad, 132)
-    assert both is not None and (both.dgrad, both.wgrad) == (dgrad, wgrad)
+    assert both is not None and both.dgrad == dgrad
+    assert both.wgrad in (wgrad, replace(wgrad, hold=2, reduction="direct")) and both.wgrad.parts == 1
     assert sum(both.ctas) <= 132 and min(both.ctas) >= 1
     assert both.program.dgrad == dgrad.program and both.program.wgrad == wgrad.program
 
@@ -42,8 +43,8 @@ def test_two_launches_where_one_cannot_be():
     assert joined(dgrad, wgrad, 1) is None
     split = plan(wgrad.problem, "sm90", sms=132, splits=4)
     assert split.parts > 1 and joined(dgrad, split, 132) is None
-    held = replace(split, hold=4, reduction="direct")
-    assert held.parts == 1 and joined(dgrad, held, 132) is None
+    dgrad_split = plan(dgrad.problem, "sm90", sms=132, splits=2)
+    assert joined(dgrad_split, wgrad, 132) is None
     old_dgrad, old_wgrad = (plan(p.problem, "sm80", sms=132) for p in (dgrad, wgrad))
     assert joined(old_dgrad, old_wgrad, 132) is None
     other = plan(wgrad.problem, "sm90", sms=132, emulation="fp16x2")
@@ -63,7 +64,7 @@ def test_a_planted_slowdown_is_in_the_launch_of_both():
 def test_work_counts_tiles_and_their_chunks():
     dgrad, wgrad = plans()
     assert work(dgrad) == Work(256, 128 * 128 * 5)
-    assert work(wgrad) == Work(128, 128 * 64 * 17)
+    assert work(wgrad) == Work(64, 128 * 128 * 17)
 
 
 works = st.builds(Work, tiles=st.integers(1, 5000), each=st.floats(0.1, 1e6))
@@ -82,7 +83,7 @@ def test_no_other_shares_are_faster(first, second, ctas):
     assert b == 1 or -(-second.tiles // (b - 1)) > -(-second.tiles // b)
 
 
-SPLIT_WGRAD = (1000, 128, 2880)  # too few tiles of dW for all SMs: its K is split, and the launches are two
+SPLIT_WGRAD = (1000, 128, 2880)  # few tiles of dW for all SMs: its K is cut in more than one CTA sums
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cake.launch import driver
-from cake.launch.router import BackwardParams, Params
+from cake.launch.router import BackwardParams, MappedParams, Params, aligned
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an NVIDIA driver")
@@ -48,5 +48,14 @@ def test_a_capture_under_way_is_relaxed_for_the_length_of_a_call():
 def test_parameter_block_has_the_layout_of_the_kernel():
     """5 pointers and 4 long longs, then 11 ints (the last one a planted program's), padded to 8 bytes."""
     assert ctypes.sizeof(Params) == 9 * 8 + 12 * 4
-    assert ctypes.sizeof(BackwardParams) == 2 * ctypes.sizeof(Params) + 8
     assert Params.m.offset == 72
+
+
+def test_maps_are_aligned_where_the_kernel_and_the_driver_want_them():
+    """See the static_assert in csrc/sm90/gemm.cuh."""
+    assert (MappedParams.a.offset, MappedParams.b.offset, ctypes.sizeof(MappedParams)) == (128, 256, 384)
+    assert (BackwardParams.wgrad.offset, BackwardParams.dgrad_ctas.offset) == (384, 768)
+    for kind in (MappedParams, BackwardParams):
+        blocks = [aligned(kind) for _ in range(20)]
+        assert all(ctypes.addressof(block) % 64 == 0 for block in blocks)
+        assert all(bytes(block) == bytes(ctypes.sizeof(kind)) for block in blocks)

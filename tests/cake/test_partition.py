@@ -33,9 +33,9 @@ def test_by_k_is_bounded(k):
 @given(t=sizes, n=st.integers(1, 64).map(lambda i: 8 * i), h=st.integers(1, 20_000))
 def test_wgrad_is_cut_only_where_tiles_are_few(t, n, h):
     p = partition.for_wgrad(t, n, h)
-    tiles = -(-n // 64) * -(-h // 64)
+    tiles = -(-n // 128) * -(-h // 128)
     assert p.segments <= MAX_SEGMENTS
-    if tiles >= 128 or t <= partition.MIN_SEGMENT:
+    if tiles > 64 or t <= partition.MIN_SEGMENT:
         assert p.segments == 1
 
 
@@ -43,7 +43,8 @@ def test_known_partitions():
     assert str(partition.by_k(6144)) == "K6144=16x384/64"
     assert str(partition.by_k(256)) == "K256=1x256/64"
     assert str(partition.for_wgrad(1024, 256, 6144)) == "K1024=1x1024/64"
-    assert str(partition.for_wgrad(4096, 8, 1024)) == "K4096=8x512/64"
+    assert str(partition.for_wgrad(1024, 256, 4096)) == "K1024=2x512/64"
+    assert str(partition.for_wgrad(4096, 8, 2048)) == "K4096=8x512/64"
 
 
 @pytest.mark.parametrize("splits", [0, 17, -1])

@@ -6,7 +6,7 @@ import pytest
 
 from cake.plan.backward import BackwardKey
 from cake.plan.planner import ProgramKey
-from cake.program.registry import SM90_TILES, program, programs, sm90_core, sm90_side
+from cake.program.registry import SM90_SMEM, SM90_TILES, Box, program, programs, sm90_pad, sm90_side
 
 
 def test_programs_have_distinct_names_and_fit_consumer_gpus():
@@ -17,16 +17,34 @@ def test_programs_have_distinct_names_and_fit_consumer_gpus():
 
 def test_hopper_has_its_own_programs_and_those_of_all():
     found = programs("sm_90a")
-    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 58
+    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 80
     assert {p.kernel for p in found} == {"router_sm80", "router_sm90", "backward_sm90"}
     own = [p for p in found if p.kernel == "router_sm90"]
-    assert max(p.smem_bytes for p in found) <= 225 * 1024
+    # Of the 227 KiB of a CTA, barriers take less than one, and shared memory begins at a multiple of 1 KiB.
+    assert max(p.smem_bytes for p in found) <= SM90_SMEM == 226 * 1024
     for p in own:  # registers of all warpgroups are those of the launch, in the steps the hardware has
         d = {name.removeprefix("GEMM_"): value for name, value in p.defines.items()}
-        assert d["STAGES"] >= 2 <= d["A_RING"] and d["B_RING"] > 64 * d["BN"] // 512 // d["UNIT"]
-        mma, convert, groups = (d[n] for n in ("MMA_REGISTERS", "CONVERT_REGISTERS", "MMA_GROUPS"))
+        assert d["STAGES"] >= 2 <= d["A_RING"] * d["K_GROUPS"] and d["B_RING"] >= 2
+        mma, convert, groups = d["MMA_REGISTERS"], d["CONVERT_REGISTERS"], d["MMA_GROUPS"] * d["K_GROUPS"]
         launched = 65536 // p.threads // 8 * 8
         assert groups * mma + convert <= (groups + 1) * launched and mma % 8 == convert % 8 == 0
+        assert p.threads == 128 * (groups + 1)
+
+
+def test_boxes_bring_a_chunk_to_every_warp():
+    for p in (p for p in programs("sm_90a") if p.boxes):
+        for gemm in {name.partition("_")[0] for name in p.defines if name.endswith("_BN")}:
+            d = {n.removeprefix(f"{gemm}_"): v for n, v in p.defines.items()}
+            a, b = p.boxes[-2:] if gemm == "WGRAD" else p.boxes[:2]
+            size_a, size_b = 2 if d["A_BF16"] else 4, 2 if d["B_BF16"] else 4
+            # The rows of a warp, lines of at most 128 bytes, which are those whose units trade places.
+            assert a.inner * a.lines * (64 * 16 // (a.inner * a.lines)) == 64 * 16
+            assert a.inner * size_a == a.swizzle <= 128
+            share = 64 * d["BN"] // 4
+            assert share % (b.inner * b.lines) == 0 and not b.swizzle and b.inner * size_b % 16 == 0
+            assert max(a.lines, b.inner, b.lines) <= 256
+    fwd = program(ProgramKey("sm90", 128, 128, True, True, "f32", "f32"))
+    assert fwd.boxes == (Box(32, 16, 128), Box(16, 128, 0))
 
 
 def test_a_program_of_both_gradients_is_made_of_theirs():
@@ -37,9 +55,8 @@ def test_a_program_of_both_gradients_is_made_of_theirs():
     for single, name in ((d, "DGRAD_"), (w, "WGRAD_")):
         own = {n.replace("GEMM_", name): v for n, v in single.defines.items()}
         assert own.items() <= both.defines.items()
-    assert both.threads == both.defines["THREADS"] == 384 and both.smem_bytes == max(
-        d.smem_bytes, w.smem_bytes
-    )
+    assert both.threads == 384 and both.smem_bytes == max(d.smem_bytes, w.smem_bytes)
+    assert both.boxes == d.boxes + w.boxes
     with pytest.raises(LookupError, match="operand dtypes"):
         program(BackwardKey(dgrad, replace(wgrad, a_dtype="bf16")))
 
@@ -55,32 +72,34 @@ def test_fp16x2_has_a_suffix_and_a_define_and_bf16x3_neither():
 
 
 @pytest.mark.parametrize("b_dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("b_unit_k", "core"), [(True, 128), (False, 160)])
-def test_a_stage_of_fp16x2_is_two_parts_and_a_scale_a_column(b_unit_k, core, b_dtype):
+@pytest.mark.parametrize(("b_unit_k", "pad"), [(True, 0), (False, 32)])
+def test_a_stage_of_fp16x2_is_two_parts_and_two_factors_a_column(b_unit_k, pad, b_dtype):
     p = program(ProgramKey("sm90", 128, 128, True, b_unit_k, "f32", b_dtype, "fp16x2"))
     d = {name.removeprefix("GEMM_"): value for name, value in p.defines.items()}
-    stage = 2 * core * 16 * 8 + 4 * 128
-    slots = d["B_RING"] * d["UNIT"] * 128 * (8 if b_dtype == "bf16" else 16)
-    assert p.smem_bytes == d["STAGES"] * stage + d["A_RING"] * 128 * 64 * 4 + slots
+    stage = 2 * (8 * 128 + pad) * 16 + 8 * 128
+    slots = 128 * 64 * (4 * d["A_RING"] + (2 if b_dtype == "bf16" else 4) * d["B_RING"])
+    assert p.smem_bytes == d["STAGES"] * stage + slots
 
 
 @pytest.mark.parametrize("fp16x2", [False, True])
 @pytest.mark.parametrize("columns", sorted({n for _, n in SM90_TILES}))
-def test_stores_of_split_b_meet_in_no_more_banks_than_they_must(columns, fp16x2):
-    """A warp stores 256 bytes, 8 a thread: two trips to 32 banks of 4 bytes. Its threads lie side by side
-    along a row of B, in rows one after another; row k of 16 is at the place that A's order gives it.
+def test_stores_of_split_b_meet_in_no_bank(columns, fp16x2):
+    """Where lines of B run along N, a warp stores 4 bytes a thread, or 8 where columns are not sixteens: to
+    32 banks of 4 bytes, once or twice. Threads lie side by side along a line, then in the order of places.
     """
     if fp16x2 and columns % 32:
         pytest.skip("no such program")
-    side, core = sm90_side(columns, fp16x2), sm90_core(columns, fp16x2)
+    share = columns // 4 if fp16x2 else columns
+    side, fours = sm90_side(share), share % 16 == 0
+    column = 8 * 128 + sm90_pad(side)  # of core matrices
     words: dict[int, int] = {}
     for lane in range(32):
-        k, n = lane // side, lane % side * 4
-        place = k % 16 // 4 * 2 + k % 2 + k % 4 // 2 * 8
-        at = (place // 8 * (columns // 8) + n // 8) * core + place % 8 * 16 + n % 8 * 2
-        for bank in (at // 4 % 32, at // 4 % 32 + 1):
-            words[bank] = words.get(bank, 0) + 1
-    assert max(words.values()) == 2 and len(words) == 32
+        place, n = lane // side, lane % side * 4
+        at_n = n // 16 * 16 + n % 16 // 2 if fours else n
+        at = place * 16 + at_n // 8 * column + at_n % 8 * 2
+        for word in range(1 if fours else 2):
+            words[at // 4 % 32 + word] = words.get(at // 4 % 32 + word, 0) + 1
+    assert len(words) == 32 and max(words.values()) == (1 if fours else 2)
 
 
 def test_unknown_tile_and_dtypes():

@@ -9,7 +9,6 @@ constexpr float LOW_SCALE = 2048.f;
 
 // 2^e, for -126 <= e <= 127.
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
-__device__ __forceinline__ int exponent_of(float power) { return (__float_as_int(power) >> 23) - 127; }
 
 // e of a row's chunk whose largest magnitude has these bits: scaled by 2^-e it is below 2^15, so that sums of 64 products
 // are far from overflow and what is 2^-28 of it keeps 22 bits. Infinities and NaNs have one too, and stay what they are.

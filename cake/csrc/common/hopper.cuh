@@ -1,4 +1,4 @@
-// Barriers in shared memory and warp specialisation, since Hopper.
+// Barriers in shared memory, copies of boxes and warp specialisation, since Hopper.
 #pragma once
 
 namespace cake {
@@ -16,6 +16,23 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* b, unsigned par
       "{.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;}" ::"r"(smem_address(b)), "r"(parity) : "memory");
+}
+// An arrival, and as many bytes that copies are to bring before the phase is done.
+__device__ __forceinline__ void barrier_expect(unsigned long long* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
+}
+
+// A matrix in global memory and the boxes that are copied of it, as the driver encodes them (cake/launch/driver.py).
+struct alignas(64) TensorMap { unsigned long long words[16]; };
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// Lets go the copy of the box that begins at element `x` of line `y`: zeros where it lies outside the matrix.
+__device__ __forceinline__ void copy_box(const void* smem, const TensorMap& map, int x, int y, unsigned long long* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          smem_address(smem)), "l"(&map), "r"(x), "r"(y), "r"(smem_address(barrier)) : "memory");
 }
 // Makes this thread's stores to shared memory visible to the tensor cores.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,5 +1,5 @@
 // Both gradients in one launch, each on CTAs of its own, which walk over its tiles: dX = G W on the first of them, dW = G^T X on
-// the others. Defines: DGRAD_..., WGRAD_..., see sm90/gemm.cuh; THREADS.
+// the others. Defines: DGRAD_..., WGRAD_..., see sm90/gemm.cuh.
 #include "sm90/gemm.cuh"
 
 namespace cake {
@@ -9,18 +9,18 @@ struct Wgrad { CAKE_CONFIG(WGRAD) };
 
 // Mirrored by cake/launch/router.py.
 struct BackwardParams {
-  Params dgrad, wgrad;
+  MappedParams dgrad, wgrad;
   int dgrad_ctas;
 };
 
 }  // namespace cake
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(cake::Gemm<cake::Dgrad>::MMA_THREADS + 128, 1)
 backward_sm90(const __grid_constant__ cake::BackwardParams p) {
   using namespace cake;
-  extern __shared__ __align__(128) char smem[];
+  extern __shared__ __align__(1024) char smem[];
   const int first = p.dgrad_ctas, cta = blockIdx.x;
-  unsigned* counted = p.wgrad.counter + COUNTERS * (long long)tiles_of(p.wgrad);
+  unsigned* counted = p.wgrad.params.counter + COUNTERS * (long long)tiles_of(p.wgrad.params);
   if (cta < first)
     Gemm<Dgrad>::run(p.dgrad, {cta, first, 0, 1}, smem, counted);
   else

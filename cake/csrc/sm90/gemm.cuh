@@ -1,22 +1,24 @@
 // FP32 router GEMM on Hopper: out[M,N] = A[M,K] B[K,N] with FP32 accuracy from 16-bit warpgroup products (wgmma).
 //
-// A CTA has MMA_GROUPS warpgroups that multiply and one that converts. A row of A belongs to one thread quad for good: its
-// FP32 elements come by cp.async into slots that only this warp reads, are split in registers and go to the tensor cores
-// from there. B is shared: each thread of the converting warpgroup copies elements into slots of its own (cp.async too: kept
-// in registers, a load's scoreboard is soon that of another, and every load is waited for), splits them and stores the parts
-// into a ring of STAGES in shared memory, CHUNK = 64 of K each. So no element is split twice in a CTA.
+// A CTA has MMA_GROUPS x K_GROUPS warpgroups that multiply and one that converts. A row of A belongs to one thread quad for
+// good: a warp's 16 rows of FP32 elements come by boxes (cp.async.bulk.tensor) into slots that only this warp reads, are split
+// in registers and go to the tensor cores from there. B is shared: each warp of the converting warpgroup has boxes of its own
+// too, splits them and stores the parts into a ring of STAGES in shared memory, CHUNK = 64 of K each. So no element is split
+// twice in a CTA, no warp waits for another one's copies, and edges are filled with zeros by the hardware.
 //
-// Along K, the 4 elements of a 16-byte load are put at places 2c, 2c+1, 2c+8, 2c+9 of a product's 16, which is where a
-// thread of a quad holds its part of A; B is stored in the same order. A sum does not mind.
+// Along K, the elements that a thread has of a step are put at places 2c, 2c+1, 2c+8, 2c+9 of a product's 16, which is where a
+// thread of a quad holds its part of A: four neighbours where an operand's unit stride runs along K, else those whose rows
+// in shared memory lie in different banks. B is stored in the same order. A sum does not mind.
 //
 // Code is kept short on purpose: a launch with a cold L2 waits for its instructions too (they were half of a launch's time at
-// T = 64), so loops are rolled where registers allow it, and edges have a path of their own.
+// T = 64), so loops are rolled where registers allow it.
 //
 // The tensor cores truncate as they add: per chunk, the small products of all its steps come first, then the leading
-// ones; the sum of a chunk is added to FP32 registers.
+// ones; the sum of a chunk is added to FP32 registers. With two K_GROUPS every other chunk is another warpgroup's, which hands
+// its sum over; they are added in the order of the chunks all the same.
 //
 // BF16x3: 3 parts, 6 products. FP16X2: 2 parts, 3 products; every row of A and column of B has a power of two for each
-// chunk, which the thread quad of the row and the converting warpgroup find before they split it.
+// chunk, which the thread quad of the row and a converting warp find before they split it.
 //
 // Defines: CHUNK, GROUP, COUNTERS; FP16X2 (or none); PLANTED as in sm80/router.cu. Those of a GEMM are in its config, below.
 #pragma once
@@ -36,14 +38,22 @@ constexpr int BK = CHUNK, STEPS = CHUNK / 16;
 constexpr int MMA_BARRIER = 1;  // number of the barrier of the MMA warpgroups
 static_assert(CHUNK == 64, "a stage is a promotion chunk of 4 steps");
 // What tells one program's GEMM from another's, from defines that begin with a name: MMA_GROUPS, BN (the tile is 64 MMA_GROUPS
-// x BN), STAGES, A_RING (chunks of A that shared memory holds), B_RING (units of B), UNIT, SIDE, CORE (see B below),
-// MMA_REGISTERS and CONVERT_REGISTERS (0: as launched), A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along M or N), A_BF16 /
-// B_BF16.
+// x BN), K_GROUPS, STAGES, A_RING and B_RING (chunks of A and B that shared memory holds as they are; of A a K group), UNIT, SIDE,
+// PAD (see B below), MMA_REGISTERS and CONVERT_REGISTERS, A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along
+// M or N), A_BF16 / B_BF16.
 #define CAKE_CONFIG(name)                                                                                                   \
-  static constexpr int MMA_GROUPS = name##_MMA_GROUPS, BN = name##_BN, STAGES = name##_STAGES, A_RING = name##_A_RING;      \
-  static constexpr int B_RING = name##_B_RING, UNIT = name##_UNIT, SIDE = name##_SIDE, CORE = name##_CORE;                  \
+  static constexpr int MMA_GROUPS = name##_MMA_GROUPS, K_GROUPS = name##_K_GROUPS, BN = name##_BN, STAGES = name##_STAGES;  \
+  static constexpr int A_RING = name##_A_RING, B_RING = name##_B_RING;                                                      \
+  static constexpr int UNIT = name##_UNIT, SIDE = name##_SIDE, PAD = name##_PAD;                                            \
   static constexpr int MMA_REGISTERS = name##_MMA_REGISTERS, CONVERT_REGISTERS = name##_CONVERT_REGISTERS;                  \
   static constexpr bool A_UNIT_K = name##_A_UNIT_K, B_UNIT_K = name##_B_UNIT_K, A_BF16 = name##_A_BF16, B_BF16 = name##_B_BF16;
+
+// The parameters of a GEMM, and its operands as the copies' hardware sees them. Mirrored by cake/launch/router.py.
+struct MappedParams {
+  Params params;
+  TensorMap a, b;
+};
+static_assert(sizeof(Params) == 120 && sizeof(MappedParams) == 384, "");
 
 // A CTA of a GEMM: it walks over tiles `tile`, `tile + walkers`, ..., and has part `part` of their K.
 struct Cta {
@@ -57,7 +67,8 @@ __device__ __forceinline__ void arrive_warp(unsigned long long* barrier) {
 }
 
 #if FP16X2
-constexpr int MODERATE = 60;  // scales of 2^+-60 and less can be applied one after the other to any sum of products
+// 2^e in two factors: those of a row and of a column, each multiplied with its like, stay in FP32's range wherever the whole does.
+__device__ __forceinline__ float2 halves_of_power(int e) { return make_float2(power_of_two(e >> 1), power_of_two(e - (e >> 1))); }
 #endif
 
 // The parts of a pair; `down` scales it, with FP16X2.
@@ -102,7 +113,8 @@ __device__ __forceinline__ void split_four(const Four<BF16>& v, float4 down, uns
   }
 }
 
-__device__ __forceinline__ int clamp(int x, int high) { return x < 0 ? 0 : (x > high ? high : x); }
+// 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ...: of 16.
+__device__ constexpr int fours_of_pairs(int p) { return p / 16 * 16 + p % 2 + p % 8 / 2 * 4 + p % 16 / 8 * 2; }
 
 __device__ __forceinline__ float largest(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
@@ -114,23 +126,25 @@ __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
 template <class C>
 struct Gemm {
 
-static constexpr int MMA_GROUPS = C::MMA_GROUPS, BM = 64 * MMA_GROUPS, BN = C::BN, STAGES = C::STAGES;
-static constexpr int A_RING = C::A_RING, B_RING = C::B_RING, UNIT = C::UNIT, SIDE = C::SIDE, CORE = C::CORE;
+static constexpr int MMA_GROUPS = C::MMA_GROUPS, K_GROUPS = C::K_GROUPS, BM = 64 * MMA_GROUPS, BN = C::BN, STAGES = C::STAGES;
+static constexpr int A_RING = C::A_RING, B_RING = C::B_RING, UNIT = C::UNIT, SIDE = C::SIDE, PAD = C::PAD;
 static constexpr bool A_UNIT_K = C::A_UNIT_K, B_UNIT_K = C::B_UNIT_K, A_BF16 = C::A_BF16, B_BF16 = C::B_BF16;
-static constexpr int MMA_THREADS = 128 * MMA_GROUPS;
+static constexpr int TILE_THREADS = 128 * MMA_GROUPS;       // that have a tile's sums
+static constexpr int MMA_THREADS = TILE_THREADS * K_GROUPS;  // that multiply
 static constexpr int SUMS = BN / 2;  // of a thread's 64 x BN share
+// Where no unit stride runs along K its order inside a step is free: threads then read neighbouring lines, see pair_a.
+static constexpr bool FREE_ORDER = !A_UNIT_K && !B_UNIT_K;
 
 // --- what a CTA does -------------------------------------------------------------------------------------------------
 
 // Its part of K.
 struct Span {
-  int k_begin, k_end;
-  int chunks, whole;  // chunks, and those of them that are whole
+  int k_begin, chunks;
 };
 
 static __device__ __forceinline__ Span span_of(const Params& p, const Cta& cta) {
   const int k_begin = cta.part * p.hold * p.segment, k_end = min(p.k, k_begin + p.hold * p.segment);
-  return {k_begin, k_end, (k_end - k_begin + CHUNK - 1) / CHUNK, (k_end - k_begin) / CHUNK};
+  return {k_begin, (k_end - k_begin + CHUNK - 1) / CHUNK};
 }
 
 static __device__ __forceinline__ void origin(const Params& p, int tile, int& m0, int& n0) {
@@ -139,75 +153,95 @@ static __device__ __forceinline__ void origin(const Params& p, int tile, int& m0
   m0 = tile_m * BM, n0 = tile_n * BN;
 }
 
-// The chunk to be fetched next, of all chunks of all tiles.
+// The chunk to be let go next, of all chunks of all tiles: every STEP-th of a tile from its `first` on.
+template <int STEP>
 struct Source {
-  int tile, chunk, m0, n0;
+  int tile, k, m0, n0;
+  int k_first, k_end;
+
+  __device__ __forceinline__ Source(const Params& p, const Cta& cta, const Span& s, int first) {
+    k = k_first = s.k_begin + first * CHUNK, k_end = s.k_begin + s.chunks * CHUNK;
+    tile = k < k_end ? cta.tile : tiles_of(p);
+    if (left(p)) origin(p, tile, m0, n0);
+  }
+  __device__ __forceinline__ bool left(const Params& p) const { return tile < tiles_of(p); }
+  __device__ __forceinline__ void advance(const Params& p, const Cta& cta) {
+    if ((k += STEP * CHUNK) < k_end) return;
+    k = k_first, tile += cta.walkers;
+    if (left(p)) origin(p, tile, m0, n0);
+  }
 };
 
-static __device__ __forceinline__ Source first_source(const Params& p, const Cta& cta) {
-  Source next{cta.tile, 0, 0, 0};
-  origin(p, next.tile, next.m0, next.n0);
-  return next;
+// --- the order along K ---------------------------------------------------------------------------------------------------
+
+// Which element of 16 along K takes place p of a product's 16, by bits that change places: so p's bits can be dealt with one by one.
+static __device__ constexpr int element_at(int p) {
+  return FREE_ORDER ? p / 16 * 16 + p % 2 * 2 + p / 2 % 2 + p % 16 / 4 * 4 : fours_of_pairs(p);
 }
-static __device__ __forceinline__ void advance(Source& next, const Params& p, const Cta& cta, const Span& s) {
-  if (++next.chunk < s.chunks) return;
-  next.chunk = 0, next.tile += cta.walkers;
-  if (next.tile < tiles_of(p)) origin(p, next.tile, next.m0, next.n0);
-}
+// Thread c of a quad holds places 2c, 2c + 1, 2c + 8 and 2c + 9: elements 4c ... 4c + 3, or in free order every other one of 8.
+static __device__ constexpr int element(int c, int j) { return element_at(c * 2 + j % 2 + j / 2 * 8); }
+
+// Columns are put at places in the same way, so that the two pairs that a thread has of 16 columns' sums are 4 neighbours of the
+// output: half the stores. Where a converting warp's columns are 16s, that is.
+static constexpr bool FOURS = (FP16X2 ? BN / 4 : BN) % 16 == 0;
+static __device__ constexpr int column_at(int p) { return FOURS ? fours_of_pairs(p) : p; }
 
 // --- B ---------------------------------------------------------------------------------------------------------------
 
 static constexpr int A_PARTS = FP16X2 ? 2 : (A_BF16 ? 1 : 3), B_PARTS = FP16X2 ? 2 : (B_BF16 ? 1 : 3);
-// Core matrices of 8 x 8, CORE bytes apart: 128, and more where a warp's stores would meet in the same banks.
-static constexpr int ALONG_N = CORE, ALONG_K = CORE * (BN / 8);
-static constexpr int PART_BYTES = ALONG_K * (BK / 8), SCALES = B_PARTS * PART_BYTES;  // FP16X2: where the columns' scales begin
-static constexpr int STAGE_BYTES = SCALES + (FP16X2 ? BN * 4 : 0);
-static constexpr int B_LOADS = BK * BN / 4 / 128;  // 4 neighbours along the unit stride each, of a thread a chunk
-static_assert(B_LOADS * 4 * 128 == BK * BN, "");
+// Core matrices of 8 x 8 lie side by side along K; PAD bytes keep a warp's stores to several columns of them in different banks.
+static constexpr int ALONG_K = 128, ALONG_N = ALONG_K * (BK / 8) + PAD;
+static constexpr int PART_BYTES = ALONG_N * (BN / 8), SCALES = B_PARTS * PART_BYTES;  // FP16X2: where the columns' scales begin
+static constexpr int STAGE_BYTES = SCALES + (FP16X2 ? BN * 8 : 0);
+// A converting warp has a share of every chunk: a step of K with all columns (16 x BN), or with FP16x2, whose scales are those of
+// whole columns, all steps of a quarter of the columns. It comes as one box, or as one a step, and lies in memory as the operand
+// does: lines of SHARE_K elements along K, or of SHARE_N along N.
+static constexpr int SHARE_K = FP16X2 ? BK : 16, SHARE_N = FP16X2 ? BN / 4 : BN;
+static constexpr int B_SIZE = B_BF16 ? 2 : 4, SHARE_BYTES = SHARE_K * SHARE_N * B_SIZE;
+static constexpr int B_BOXES = B_UNIT_K ? SHARE_K / 16 : 1;
 
-// Where the unit stride runs along N, SIDE threads lie side by side along a row, and a thread has the same columns in
-// B_ROWS loads; along K it has them in all steps with FP16X2, whose warps have columns of their own, so that the largest of a
-// column is found without the others.
-static constexpr int SIDE_THREADS = FP16X2 ? 32 : 128;
-static constexpr int B_ROWS = B_UNIT_K ? STEPS : BK * SIDE / SIDE_THREADS;
+// A thread's loads are of 4 neighbours along the unit stride. Where that runs along N, SIDE threads lie side by side along a line,
+// and a thread has the same columns in B_LINES loads.
+static constexpr int B_LOADS = BK * BN / 4 / 128;
+static constexpr int B_LINES = SHARE_K * SIDE / 32;
+static_assert(B_LOADS * 4 * 128 == BK * BN && SHARE_BYTES % 128 == 0, "");
 
-// What a thread lets go, waits for and splits at once: UNIT loads. Its slots: [B_RING][UNIT][128 threads]. With FP16X2 these
-// are whole columns. Units lie alike in a chunk, so that they are gone through in a loop.
+// What a thread splits at once: UNIT loads. With FP16x2 these are whole columns. Units are alike, so that they are gone through
+// in a loop.
 static constexpr int UNITS = B_LOADS / UNIT;
-static constexpr int B_SLOT = 4 * (B_BF16 ? 2 : 4), UNIT_BYTES = UNIT * B_SLOT * 128;
 static constexpr int BATCH = UNIT <= 6 ? UNIT : (UNIT % 5 ? 4 : 5);  // loads on their way from shared memory at once
-static_assert(UNIT * UNITS == B_LOADS && UNIT % BATCH == 0 && !(FP16X2 && UNIT != B_ROWS), "");
+static_assert(UNIT * UNITS == B_LOADS && UNIT % BATCH == 0 && !(FP16X2 && UNIT != (B_UNIT_K ? STEPS : B_LINES)), "");
 
-// Element (k, n) of a chunk: the first of the 4 of a thread's first load, and how far from there its i-th is.
+// A thread's first load of a share, and how far from there its i-th is. Across lines in places, so that neighbouring threads store
+// to neighbouring places: along K where lines run along N, along N where they run along K.
 static __device__ __forceinline__ void first_b(int& k, int& n) {
-  const int tid = threadIdx.x % 128, warp = tid / 32, lane = tid % 32;
-  if (B_UNIT_K) {
-    k = lane % 4 * 4 + (FP16X2 ? 0 : warp * 16);
-    n = lane / 4 + (FP16X2 ? warp * 8 : 0);
-  } else {
-    k = (FP16X2 ? lane : tid) / SIDE;
-    n = (FP16X2 ? lane : tid) % SIDE * 4 + (FP16X2 ? warp * (BN / 4) : 0);
-  }
+  const int lane = threadIdx.x % 32;
+  k = B_UNIT_K ? lane % 4 * 4 : lane / SIDE;
+  n = B_UNIT_K ? lane / 4 : lane % SIDE * 4;
 }
-static __device__ constexpr int further_k(int i) { return B_UNIT_K ? (FP16X2 ? i % STEPS * 16 : 0) : i % B_ROWS * (SIDE_THREADS / SIDE); }
-static __device__ constexpr int further_n(int i) { return B_UNIT_K ? (FP16X2 ? i / STEPS * 32 : i * 8) : i / B_ROWS * SIDE * 4; }
-
-// The same as bytes of a stage. Row k of a step lies at the place that A's order gives it: 4c, 4c+1 -> 2c, 2c+1; 4c+2, 4c+3
-// -> 2c+8, 2c+9.
+static __device__ constexpr int further_k(int i) {
+  return B_UNIT_K ? (FP16X2 ? i % STEPS * 16 : 0) : i % B_LINES * (32 / SIDE);
+}
+static __device__ constexpr int further_n(int i) {
+  return B_UNIT_K ? (FP16X2 ? i / STEPS : i) * 8 : i / B_LINES * SIDE * 4;
+}
+// The same as bytes of a share: [step][column][16 along K], or [line][SHARE_N].
+static __device__ constexpr int raw(int k, int n) {
+  return (B_UNIT_K ? k / 16 * 16 * SHARE_N + column_at(n) * 16 + k % 16 : element_at(k) * SHARE_N + n) * B_SIZE;
+}
+// The place of column n where lines run along N, n a multiple of 4; with FOURS columns n + 2 and n + 3 are 8 places further.
+static __device__ constexpr int place_of(int n) { return FOURS ? n / 16 * 16 + n % 16 / 2 : n; }
+// The same as bytes of a stage.
+static __device__ constexpr int stored(int k, int n) {
+  return B_UNIT_K ? k / 16 * 2 * ALONG_K + k % 16 + n / 8 * ALONG_N + n % 8 * 16
+                  : k * 16 + place_of(n) / 8 * ALONG_N + place_of(n) % 8 * 2;
+}
+// A warp's share, and a thread's first element of it.
 static __device__ __forceinline__ int first_stored() {
+  const int warp = threadIdx.x % 128 / 32;
   int k, n;
   first_b(k, n);
-  if (B_UNIT_K) return k / 16 * 2 * ALONG_K + n / 8 * ALONG_N + n % 8 * 16 + k % 16;
-  const int place = k % 16 / 4 * 2 + k % 2 + k % 4 / 2 * 8;
-  return (k / 16 * 2 + place / 8) * ALONG_K + n / 8 * ALONG_N + place % 8 * 16 + n % 8 * 2;
-}
-static __device__ constexpr int further_stored(int i) {
-  return further_k(i) / 16 * 2 * ALONG_K + further_k(i) % 16 / 4 * 32 + further_n(i) / 8 * ALONG_N;
-}
-
-// A thread's i-th slot of a unit.
-static __device__ __forceinline__ const char* slot_b(const char* unit, int i) {
-  return unit + (i * 128 + (int)threadIdx.x % 128) * B_SLOT;
+  return (FP16X2 ? stored(k, n + warp * SHARE_N) : stored(k + warp * 16, n));
 }
 
 // Stores the parts of a load at its place in a stage.
@@ -216,76 +250,73 @@ static __device__ __forceinline__ void store_b(char* to, const Four<B_BF16>& v, 
   split_four(v, down, first, second);
 #pragma unroll
   for (int p = 0; p < B_PARTS; ++p, to += PART_BYTES) {
-    if (B_UNIT_K) {
+    if (B_UNIT_K || FOURS) {
       *reinterpret_cast<unsigned*>(to) = first[p];
-      *reinterpret_cast<unsigned*>(to + ALONG_K) = second[p];
+      *reinterpret_cast<unsigned*>(to + (B_UNIT_K ? ALONG_K : ALONG_N)) = second[p];
     } else {
       *reinterpret_cast<uint2*>(to) = make_uint2(first[p], second[p]);
     }
   }
 }
 
-// A unit, split and stored; `to` is the place of its first element.
-static __device__ __forceinline__ void split_b(char* to, const char* unit, float4 down) {
+// A unit, split and stored; `to` is the place of its first element, `from` where that came to.
+static __device__ __forceinline__ void split_b(char* to, const char* from, float4 down) {
 #pragma unroll
   for (int i = 0; i < UNIT; i += BATCH) {
     Four<B_BF16> v[BATCH];
 #pragma unroll
-    for (int j = 0; j < BATCH; ++j) load_slot(v[j], slot_b(unit, i + j));
+    for (int j = 0; j < BATCH; ++j) load_slot(v[j], from + raw(further_k(i + j), further_n(i + j)));
 #pragma unroll
-    for (int j = 0; j < BATCH; ++j) store_b(to + further_stored(i + j), v[j], down);
+    for (int j = 0; j < BATCH; ++j) store_b(to + stored(further_k(i + j), further_n(i + j)), v[j], down);
   }
 }
 
 // --- A ---------------------------------------------------------------------------------------------------------------
 
-// A thread's elements of a step: rows `row` and `row + 8` (or the neighbours 2r, 2r + 1 where the unit stride runs along M),
-// 4 neighbours along K. Where that runs along K a thread copies what it needs itself; else 4 neighbours along M, for two
-// threads of its warp.
-static constexpr int A_SIZE = A_BF16 ? 2 : 4, SLOT = 4 * A_SIZE;  // bytes of a copy
-static constexpr int A_COPIES = BK * 16 / 4 / 32;                 // of a thread a chunk
-static constexpr int A_CHUNK_BYTES = A_COPIES * SLOT * MMA_THREADS;
+// A thread's elements of a step: two rows, 4 elements along K. A warp's 16 rows of a chunk come as lines of at most 128 bytes:
+//   unit stride along K: [box][16 rows][128 bytes along K], 16-byte units of row r at unit ^ r % 8;
+//   else:                [64 of K][16 rows], 16-byte units of the 4 (FP32) or 2 of line k at unit ^ k / 2 % 4 or ^ k / 4 % 2.
+static constexpr int A_SIZE = A_BF16 ? 2 : 4;
+static constexpr int A_WARP_BYTES = BK * 16 * A_SIZE, A_CHUNK_BYTES = A_WARP_BYTES * (MMA_THREADS / 32);
+static constexpr int A_BOX_K = A_UNIT_K ? 128 / A_SIZE : BK;
 
-// First row of a thread's two in its warp's 16, and the step to the second.
-static __device__ __forceinline__ int row_of(int lane) { return A_UNIT_K ? lane / 4 : lane / 4 * 2; }
+// A thread's first row of two, and the step to the second. Rows of neighbouring quads are 4 apart, and then 2: their units
+// are in different banks.
+static __device__ __forceinline__ int row_of(int lane) {
+  const int quad = lane / 4;
+  return A_UNIT_K ? quad % 2 * 4 + quad / 2 % 2 * 2 + quad / 4 : quad * 2;
+}
 static constexpr int ROW_STEP = A_UNIT_K ? 8 : 1;
 
-// What a thread copied at once along K: [i][thread].
-static __device__ __forceinline__ const char* slot_a(const char* ring, int i) {
-  return ring + (i * MMA_THREADS + (int)threadIdx.x) * SLOT;
+// A thread's elements of row row_of + h * ROW_STEP in a step, neighbours along K.
+static __device__ __forceinline__ const char* row_a(const char* slot, int step, int h) {
+  const int lane = threadIdx.x % 32, row = row_of(lane), c = lane % 4;
+  constexpr int STEP_UNITS = A_SIZE;  // units of 16 bytes a step, 8 units a line
+  const int unit = step * STEP_UNITS % 8 + c * A_SIZE / 4;
+  return slot + step * STEP_UNITS / 8 * 2048 + (row + h * 8) * 128 + (unit ^ row) * 16 + c * 4 * A_SIZE % 16;
 }
-// Unit stride along M: a warp's 16 rows at place k of a chunk. Lines trade places inside fours, else the four threads that
-// read places k, k + 4, k + 8 and k + 12 at once would meet in the same banks.
-static __device__ __forceinline__ const char* line_a(const char* ring, int k) {
-  return ring + ((int)threadIdx.x / 32 * BK + (k ^ k / 4 % 4)) * 4 * SLOT;
-}
-// A thread's two rows at the j-th of its places in a step.
-static __device__ __forceinline__ const char* pair_a(const char* ring, int step, int j) {
-  const int lane = threadIdx.x % 32;
-  return line_a(ring, step * 16 + lane % 4 * 4 + j) + row_of(lane) * A_SIZE;
+// A thread's two rows at its j-th element in a step, neighbours along M.
+static __device__ __forceinline__ const char* pair_a(const char* slot, int step, int j) {
+  const int lane = threadIdx.x % 32, row = row_of(lane), k = element(lane % 4, j);
+  const int trade = A_BF16 ? k / 4 % 2 : k / 2 % 4;
+  return slot + (step * 16 + k) * 16 * A_SIZE + ((row * A_SIZE / 16) ^ trade) * 16 + row * A_SIZE % 16;
 }
 
-// A chunk of A.
-static __device__ __forceinline__ void fetch_a(const char* ring, const Params& p, const Span& s, const Source& next) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = next.m0 + warp * 16 + (A_UNIT_K ? lane / 4 : lane % 4 * 4);
-  const int k = s.k_begin + next.chunk * CHUNK + (A_UNIT_K ? lane % 4 * 4 : lane / 4);
-  const char* from = static_cast<const char*>(p.a) + (A_UNIT_K ? row * p.lda + k : k * p.lda + row) * A_SIZE;
-  const long long line = p.lda * A_SIZE;
-  auto to = [&](int i) { return A_UNIT_K ? slot_a(ring, i) : line_a(ring, i * 8 + lane / 4) + lane % 4 * SLOT; };
-  // Rows, or places, of the i-th copy beyond the first one's.
-  auto further = [&](int i) { return A_UNIT_K ? i % 2 * 8 * line + i / 2 * 16 * A_SIZE : i * 8 * line; };
-  if (next.m0 + BM <= p.m && next.chunk < s.whole) {
+using SourceA = Source<K_GROUPS>;
+
+// A chunk of A, for a warp: lets go its boxes.
+static __device__ __forceinline__ void fetch_a(const char* slot, const MappedParams& p, const Cta& cta, SourceA& next,
+                                               unsigned long long* barrier) {
+  if (!next.left(p.params)) return;
+  if (threadIdx.x % 32 == 0) {
+    const int m = next.m0 + (int)threadIdx.x % TILE_THREADS / 32 * 16, k = next.k;
+    barrier_expect(barrier, A_WARP_BYTES);
 #pragma unroll
-    for (int i = 0; i < A_COPIES; ++i) copy_async<SLOT>(to(i), from + further(i));
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < A_COPIES; ++i) {
-      const int left_m = p.m - row - (A_UNIT_K ? i % 2 * 8 : 0), left_k = s.k_end - k - (A_UNIT_K ? i / 2 * 16 : i * 8);
-      const int count = A_UNIT_K ? (left_m > 0 ? clamp(left_k, 4) : 0) : (left_k > 0 ? clamp(left_m, 4) : 0);
-      copy_some<SLOT>(to(i), count ? from + further(i) : p.a, count * A_SIZE);
-    }
+    for (int i = 0; i < BK; i += A_BOX_K)
+      copy_box(slot + i * 16 * A_SIZE, p.a, A_UNIT_K ? k + i : m, A_UNIT_K ? m : k, barrier);
   }
+  next.advance(p.params, cta);
+  __syncwarp();
 }
 
 static __device__ __forceinline__ float2 load_two(const char* slot) {
@@ -300,16 +331,16 @@ struct RowScales {
   __device__ __forceinline__ float down(int h) const { return power_of_two(-e[h]); }
 };
 
-static __device__ __forceinline__ RowScales row_scales(const char* ring) {
+static __device__ __forceinline__ RowScales row_scales(const char* slot) {
   float most[2] = {0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < STEPS * (A_UNIT_K ? 2 : 4); ++i) {
     if (A_UNIT_K) {
       Four<A_BF16> v;
-      load_slot(v, slot_a(ring, i));
+      load_slot(v, row_a(slot, i / 2, i % 2));
       most[i % 2] = fmaxf(most[i % 2], largest(floats(v)));
     } else {
-      const float2 x = load_two(pair_a(ring, i / 4, i % 4));
+      const float2 x = load_two(pair_a(slot, i / 4, i % 4));
       most[0] = fmaxf(most[0], fabsf(x.x)), most[1] = fmaxf(most[1], fabsf(x.y));
     }
   }
@@ -323,13 +354,20 @@ static __device__ __forceinline__ RowScales row_scales(const char* ring) {
   return scales;
 }
 
+// Steps whose parts are held at once, and how many of a chunk are split before its first product: all where sums are few, else
+// a step is split while the one before it is multiplied.
+static constexpr int HELD = SUMS <= 24 ? STEPS : 2, AHEAD = SUMS <= 24 ? STEPS : 1;
+struct Parts {
+  unsigned part[HELD][A_PARTS][4], leading[STEPS][4];
+};
+
 // The parts of a step as the registers of a product: rows r, r + 8 x places (2c, 2c + 1), then x (2c + 8, 2c + 9).
-static __device__ __forceinline__ void parts_a(const char* ring, int step, const RowScales& scales, unsigned (&part)[A_PARTS][4]) {
+static __device__ __forceinline__ void parts_a(const char* slot, int step, const RowScales& scales, unsigned (&part)[A_PARTS][4]) {
   if constexpr (A_UNIT_K) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Four<A_BF16> v;
-      load_slot(v, slot_a(ring, step * 2 + h));
+      load_slot(v, row_a(slot, step, h));
       const float s = scales.down(h);
       unsigned first[A_PARTS], second[A_PARTS];
       split_four(v, make_float4(s, s, s, s), first, second);
@@ -339,13 +377,13 @@ static __device__ __forceinline__ void parts_a(const char* ring, int step, const
   } else if constexpr (A_PARTS == 1) {
     unsigned x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const unsigned*>(pair_a(ring, step, j));
+    for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const unsigned*>(pair_a(slot, step, j));
     part[0][0] = __byte_perm(x[0], x[1], 0x5410), part[0][1] = __byte_perm(x[0], x[1], 0x7632);
     part[0][2] = __byte_perm(x[2], x[3], 0x5410), part[0][3] = __byte_perm(x[2], x[3], 0x7632);
   } else {
     float2 x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) x[j] = load_two(pair_a(ring, step, j));
+    for (int j = 0; j < 4; ++j) x[j] = load_two(pair_a(slot, step, j));
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       unsigned top[A_PARTS], bottom[A_PARTS];
@@ -364,59 +402,95 @@ using Sums = float[SUMS];
 static __device__ __forceinline__ void convert_to(float& out, float v) { out = v; }
 static __device__ __forceinline__ void convert_to(unsigned short& out, float v) { out = (unsigned short)pack_bf16(v, v); }
 
+// The column of the tile of a pair of a thread's sums, s[4 * block] and s[4 * block + 1] of its upper row.
+static __device__ __forceinline__ int column_of(int lane, int block) {
+  const int c = lane % 4;
+  return FOURS ? block / 2 * 16 + c * 4 + block % 2 * 2 : block * 8 + c * 2;
+}
+
 // One element after the other, as far as they are inside the output.
-template <typename T>
-static __device__ __forceinline__ void store_elements(const Params& p, int row, int column, const Sums& s) {
-  T* upper = static_cast<T*>(p.out) + row * p.out_row + column * p.out_col;
+template <int N, typename T>
+static __device__ __forceinline__ void store_elements(const Params& p, int row, int n0, const Sums& s) {
+  const int lane = threadIdx.x % 32, left = p.n - n0;
+  T* upper = static_cast<T*>(p.out) + row * p.out_row + n0 * p.out_col;
   T* lower = upper + ROW_STEP * p.out_row;
-  const int left = p.n - column;
   const bool inside[2] = {row < p.m, row + ROW_STEP < p.m};
 #pragma unroll
-  for (int i = 0; i < SUMS; ++i) {
-    const int c = i / 4 * 8 + i % 2;
+  for (int i = 0; i < N; ++i) {
+    const int c = column_of(lane, i / 4) + i % 2;
     if (inside[i % 4 / 2] && c < left) convert_to((i % 4 < 2 ? upper : lower)[c * p.out_col], s[i]);
   }
 }
 
-// Pairs where the tile is whole and its rows lie in memory.
-static __device__ __forceinline__ void store_tile(const Params& p, int m0, int n0, Sums& s) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = m0 + warp * 16 + row_of(lane), column = n0 + lane % 4 * 2;
-  const long long upper = row * p.out_row + column, lower = upper + ROW_STEP * p.out_row;
-  const bool whole = m0 + BM <= p.m && n0 + BN <= p.n && p.out_col == 1;
-  if (whole && !p.out_bf16) {
-    float* out = static_cast<float*>(p.out);
+static __device__ __forceinline__ void store_two(float* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
+static __device__ __forceinline__ void store_two(unsigned short* to, float x, float y) { *reinterpret_cast<unsigned*>(to) = pack_bf16(x, y); }
+static __device__ __forceinline__ void store_four(float* to, float x, float y, float z, float w) {
+  *reinterpret_cast<float4*>(to) = make_float4(x, y, z, w);
+}
+static __device__ __forceinline__ void store_four(unsigned short* to, float x, float y, float z, float w) {
+  *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(x, y), pack_bf16(z, w));
+}
+
+// Neighbours at once: of a whole tile whose rows lie in memory.
+template <int N, typename T>
+static __device__ __forceinline__ void store_whole(const Params& p, int row, int n0, const Sums& s) {
+  T* upper = static_cast<T*>(p.out) + row * p.out_row + n0 + column_of(threadIdx.x % 32, 0);
+  T* lower = upper + ROW_STEP * p.out_row;
 #pragma unroll
-    for (int i = 0; i < SUMS / 4; ++i) {
-      *reinterpret_cast<float2*>(out + upper + i * 8) = make_float2(s[4 * i], s[4 * i + 1]);
-      *reinterpret_cast<float2*>(out + lower + i * 8) = make_float2(s[4 * i + 2], s[4 * i + 3]);
+  for (int i = 0; i < N; i += FOURS ? 8 : 4) {
+    const int c = i * 2;  // 4 sums are 8 columns of a quad
+    if (FOURS) {
+      store_four(upper + c, s[i], s[i + 1], s[i + 4], s[i + 5]);
+      store_four(lower + c, s[i + 2], s[i + 3], s[i + 6], s[i + 7]);
+    } else {
+      store_two(upper + c, s[i], s[i + 1]);
+      store_two(lower + c, s[i + 2], s[i + 3]);
     }
-  } else if (whole) {
-    unsigned short* out = static_cast<unsigned short*>(p.out);
-#pragma unroll
-    for (int i = 0; i < SUMS / 4; ++i) {
-      *reinterpret_cast<unsigned*>(out + upper + i * 8) = pack_bf16(s[4 * i], s[4 * i + 1]);
-      *reinterpret_cast<unsigned*>(out + lower + i * 8) = pack_bf16(s[4 * i + 2], s[4 * i + 3]);
-    }
-  } else if (p.out_bf16) {
-    store_elements<unsigned short>(p, row, column, s);
-  } else {
-    store_elements<float>(p, row, column, s);
   }
 }
 
-// The sums of a tile as SUMS / 4 rows of float4, neighbours in memory held by neighbouring threads.
-static __device__ __forceinline__ float4* slot(float* part, int i, int thread) {
-  return reinterpret_cast<float4*>(part) + i * MMA_THREADS + thread;
+// The columns of a tile from n0 on that a thread's first N sums are of.
+template <int N>
+static __device__ __forceinline__ void store_columns(const Params& p, int m0, int n0, const Sums& s) {
+  const int row = m0 + threadIdx.x / 32 * 16 + row_of(threadIdx.x % 32);
+  const bool whole = m0 + BM <= p.m && n0 + N * 2 <= p.n && p.out_col == 1;
+  if (whole && !p.out_bf16) store_whole<N, float>(p, row, n0, s);
+  else if (whole) store_whole<N, unsigned short>(p, row, n0, s);
+  else if (p.out_bf16) store_elements<N, unsigned short>(p, row, n0, s);
+  else store_elements<N, float>(p, row, n0, s);
 }
+
+// The sums of a tile as SUMS / 4 rows of float4, neighbours in memory held by neighbouring threads.
+static __device__ __forceinline__ float4* slot_of(float* part, int i, int thread) {
+  return reinterpret_cast<float4*>(part) + i * TILE_THREADS + thread;
+}
+// The first N of them.
+template <int N>
 static __device__ __forceinline__ void write_partial(float* part, const Sums& s) {
   const float4* v = reinterpret_cast<const float4*>(s);
 #pragma unroll
-  for (int i = 0; i < SUMS / 4; ++i) __stcg(slot(part, i, threadIdx.x), v[i]);
+  for (int i = 0; i < N / 4; ++i) __stcg(slot_of(part, i, threadIdx.x), v[i]);
+}
+template <int N>
+static __device__ __forceinline__ void add_partial(float* part, Sums& s) {
+  float4* v = reinterpret_cast<float4*>(s);
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) v[i] = __ldcg(slot_of(part, i, threadIdx.x)) + v[i];
 }
 
-// The f-th float4 of a tile (of thread f % MMA_THREADS), summed over all parts in the fixed order: groups in sequence, parts of
-// a group in sequence. PARTS_AT_ONCE are on their way at once, one trip to the L2 for all of them.
+// Writes the f-th float4 of a tile (of thread f % TILE_THREADS): two pairs, rows ROW_STEP apart.
+static __device__ __forceinline__ void store_slot(const Params& p, int m0, int n0, int f, const float4& v) {
+  const int t = f % TILE_THREADS, lane = t % 32;
+  const int row = m0 + t / 32 * 16 + row_of(lane), column = n0 + column_of(lane, f / TILE_THREADS);
+#pragma unroll 1
+  for (int h = 0; h < 2; ++h) {
+    const float pair[2] = {h ? v.z : v.x, h ? v.w : v.y};
+    store_pair(p, row + h * ROW_STEP, column, pair);
+  }
+}
+
+// The f-th float4 of a tile, summed over all parts in the fixed order: groups in sequence, parts of a group in sequence.
+// PARTS_AT_ONCE are on their way at once, one trip to the L2 for all of them.
 static constexpr int PARTS_AT_ONCE = SUMS <= 32 ? 16 : 8;
 static __device__ __forceinline__ float4 sum_parts(const float* tile, int parts, bool grouped, int f) {
   static_assert(GROUP == 2, "groups are pairs");
@@ -440,51 +514,62 @@ static __device__ __forceinline__ float4 sum_parts(const float* tile, int parts,
   return total;
 }
 
-// Writes the f-th float4 of a tile: two pairs, rows ROW_STEP apart.
-static __device__ __forceinline__ void store_slot(const Params& p, int m0, int n0, int f, const float4& v) {
-  const int t = f % MMA_THREADS, warp = t / 32, lane = t % 32;
-  const int row = m0 + warp * 16 + row_of(lane), column = n0 + f / MMA_THREADS * 8 + lane % 4 * 2;
-#pragma unroll 1
-  for (int h = 0; h < 2; ++h) {
-    const float pair[2] = {h ? v.z : v.x, h ? v.w : v.y};
-    store_pair(p, row + h * ROW_STEP, column, pair);
+// Waits until all CTAs of a tile have come here, which all are running (a cooperative launch). Who has come is counted in
+// `counter`, which is 0 again behind the last one.
+static __device__ __forceinline__ void meet(unsigned* counter, int parts) {
+  sync_threads(MMA_BARRIER, TILE_THREADS);
+  if (threadIdx.x == 0) {
+    increment_release(counter, parts - 1);
+    while (load_acquire(counter)) {}
   }
+  sync_threads(MMA_BARRIER, TILE_THREADS);
 }
 
-// Puts the sums of a CTA's MMA warpgroups into the output, alone or together with the other CTAs of the tile.
+// Puts the sums of a CTA's MMA warpgroups into the output, alone or together with the other CTAs of the tile: with SPREAD each
+// waits for all and adds a share of the tile, with ORDERED the last to come adds all.
 static __device__ __forceinline__ void finish(const Params& p, const Cta& cta, int tile, Sums& sum) {
   int m0, n0;
   origin(p, tile, m0, n0);
   if (p.reduction == DIRECT) {
-    store_tile(p, m0, n0, sum);
+    store_columns<SUMS>(p, m0, n0, sum);
     return;
   }
   const int parts = cta.parts;
   const bool spread = p.reduction == SPREAD;
-  float* all = p.partial + (long long)tile * parts * BM * BN;
-  // Two words: who has arrived, 0 again behind the last one; and how many times all have, which no other family's programs
-  // take for anything else.
+  float* all = p.partial + (long long)(tile * parts) * (BM * BN);
+  float* mine = p.partial + (long long)(tile * parts + cta.part) * (BM * BN);
   unsigned* counter = p.counter + COUNTERS * (long long)tile;
-  __shared__ bool last;
-  unsigned* turns = counter + 2;
-  unsigned turn = 0;
-  if (threadIdx.x == 0 && spread) turn = load_relaxed(turns);
-  write_partial(all + (long long)cta.part * BM * BN, sum);
-  sync_threads(MMA_BARRIER, MMA_THREADS);
-  if (threadIdx.x == 0) {
-    last = increment_acq_rel(counter, parts - 1) == parts - 1;
-    if (spread && last)
-      store_release(turns, turn + 1);
-    else if (spread)  // all CTAs are running: it is a cooperative launch
-      while (load_acquire(turns) == turn) {}
+  constexpr int HALF = BN % 32 ? 0 : SUMS / 2;
+  if (HALF && spread && parts == 2) {
+    // Two CTAs hand each other one half of their sums and store the other: the second one keeps the second half.
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+      const float x = sum[i], y = sum[i + HALF];
+      sum[i] = cta.part ? x : y, sum[i + HALF] = cta.part ? y : x;
+    }
+    write_partial<HALF>(mine, sum);
+    meet(counter, parts);
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) sum[i] = sum[i + HALF];
+    add_partial<HALF>(all + (1 - cta.part) * (BM * BN), sum);
+    store_columns<HALF>(p, m0, n0 + cta.part * (BN / 2), sum);
+    return;
   }
-  sync_threads(MMA_BARRIER, MMA_THREADS);
-  if (!spread && !last) return;
-  // Where all have come, each adds a share: whole warps of float4.
-  constexpr int ALL = SUMS / 4 * MMA_THREADS;
+  write_partial<SUMS>(mine, sum);
+  if (spread) {
+    meet(counter, parts);
+  } else {
+    __shared__ bool last;
+    sync_threads(MMA_BARRIER, TILE_THREADS);
+    if (threadIdx.x == 0) last = increment_acq_rel(counter, parts - 1) == parts - 1;
+    sync_threads(MMA_BARRIER, TILE_THREADS);
+    if (!last) return;
+  }
+  // Shares are whole warps of float4.
+  constexpr int ALL = SUMS / 4 * TILE_THREADS;
   const int share = spread ? (ALL / 32 + parts - 1) / parts * 32 : ALL, first = spread ? cta.part * share : 0;
 #pragma unroll 1
-  for (int f = first + threadIdx.x; f < min(first + share, ALL); f += MMA_THREADS)
+  for (int f = first + threadIdx.x; f < min(first + share, ALL); f += TILE_THREADS)
     store_slot(p, m0, n0, f, sum_parts(all, parts, p.hold == 1, f));
 }
 
@@ -492,19 +577,18 @@ static __device__ __forceinline__ void finish(const Params& p, const Cta& cta, i
 
 struct Ring {
   unsigned long long full[STAGES], empty[STAGES];
-#if FP16X2
-  int4 extreme[STAGES];  // of each converting warp: whether the scale of one of its columns is beyond 2^+-MODERATE
-#endif
+  unsigned long long a[MMA_THREADS / 32][A_RING], b[4][B_RING];  // of each warp's slots: what was let go is there
+  unsigned long long handed, taken;                              // a chunk's sums from K group 1 to K group 0
 };
 
 #if FP16X2
 // The largest magnitudes of the columns that a thread has in a unit: of one column (unit stride along K), or of 4.
-static __device__ __forceinline__ float4 largest_of_columns(const char* unit) {
+static __device__ __forceinline__ float4 largest_of_columns(const char* from) {
   float4 m = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
   for (int i = 0; i < UNIT; ++i) {
     Four<B_BF16> v;
-    load_slot(v, slot_b(unit, i));
+    load_slot(v, from + raw(further_k(i), further_n(i)));
     const float4 x = floats(v);
     if (B_UNIT_K)
       m.x = fmaxf(m.x, largest(x));
@@ -522,124 +606,108 @@ static __device__ __forceinline__ float4 largest_of_columns(const char* unit) {
   return m;
 }
 
-// A unit of B, split, stored and with its scales, by a warp that has its columns to itself. Returns whether one is extreme.
-static __device__ __forceinline__ bool scale_and_split_b(char* to, float* scales, const char* unit) {
+// A unit of B, split, stored and with the scales of its columns, by a warp that has them to itself.
+static __device__ __forceinline__ void scale_and_split_b(char* to, float2* scales, const char* from) {
   const int lane = threadIdx.x % 32;
-  const float4 m = largest_of_columns(unit);
+  const float4 m = largest_of_columns(from);
   const float most[4] = {m.x, m.y, m.z, m.w};
-  float up[4], down[4];
-  bool extreme = false;
+  float2 up[4];
+  float down[4];
 #pragma unroll
   for (int j = 0; j < (B_UNIT_K ? 1 : 4); ++j) {
     const int e = scale_exponent(__float_as_uint(most[j]));
-    up[j] = power_of_two(e), down[j] = power_of_two(-e);
-    extreme |= e < -MODERATE || e > MODERATE;
+    up[j] = halves_of_power(e), down[j] = power_of_two(-e);
   }
   if (B_UNIT_K) {
     if (lane % 4 == 0) *scales = up[0];
     down[1] = down[2] = down[3] = down[0];
   } else if (lane < SIDE) {
-    *reinterpret_cast<float4*>(scales) = make_float4(up[0], up[1], up[2], up[3]);
+    *reinterpret_cast<float4*>(scales) = make_float4(up[0].x, up[0].y, up[1].x, up[1].y);
+    *reinterpret_cast<float4*>(scales + (FOURS ? 8 : 2)) = make_float4(up[2].x, up[2].y, up[3].x, up[3].y);
   }
-  split_b(to, unit, make_float4(down[0], down[1], down[2], down[3]));
-  return extreme;
+  split_b(to, from, make_float4(down[0], down[1], down[2], down[3]));
 }
 #endif
 
-// A unit of a chunk of B.
-static __device__ __forceinline__ void fetch_b(const char* slots, const Params& p, const Span& s, const Source& next, int unit) {
-  constexpr int SIZE = B_SLOT / 4;
+using SourceB = Source<1>;
+
+// A chunk of B, for a converting warp: lets go its boxes.
+static __device__ __forceinline__ void fetch_b(const char* slot, const MappedParams& p, const Cta& cta, SourceB& next,
+                                               unsigned long long* barrier) {
+  if (!next.left(p.params)) return;
+  if (threadIdx.x % 32 == 0) {
+    const int warp = threadIdx.x % 128 / 32;
+    const int k = next.k + (FP16X2 ? 0 : warp * 16), n = next.n0 + (FP16X2 ? warp * SHARE_N : 0);
+    barrier_expect(barrier, SHARE_BYTES);
+#pragma unroll
+    for (int i = 0; i < B_BOXES; ++i)
+      copy_box(slot + i * (SHARE_BYTES / B_BOXES), p.b, B_UNIT_K ? k + i * 16 : n, B_UNIT_K ? n : k, barrier);
+  }
+  next.advance(p.params, cta);
+  __syncwarp();
+}
+
+static __device__ __forceinline__ void convert(const MappedParams& mapped, const Cta& cta, const Span& s, char* stages, const char* slots,
+                                               Ring& ring, SourceB next) {
+  const int tiles = tiles_of(mapped.params), to_store = first_stored(), warp = threadIdx.x % 128 / 32;
   int k, n;
   first_b(k, n);
-  k += s.k_begin + next.chunk * CHUNK + unit * further_k(UNIT), n += next.n0 + unit * further_n(UNIT);
-  const char* from = static_cast<const char*>(p.b) + (B_UNIT_K ? n * p.ldb + k : k * p.ldb + n) * SIZE;
-  const long long line = p.ldb * SIZE;
-  if (next.n0 + BN <= p.n && next.chunk < s.whole) {
-#pragma unroll
-    for (int i = 0; i < UNIT; ++i)
-      copy_async<B_SLOT>(slot_b(slots, i), from + (B_UNIT_K ? further_n(i) * line + further_k(i) * SIZE
-                                                            : further_k(i) * line + further_n(i) * SIZE));
-  } else {
+  int slot = 0, stage = 0;
+  unsigned phase = 0, slot_phase = 0;
 #pragma unroll 1
-    for (int i = 0; i < UNIT; ++i) {
-      const int dk = further_k(i), dn = further_n(i), left_k = s.k_end - k - dk, left_n = p.n - n - dn;
-      const int count = B_UNIT_K ? (left_n > 0 ? clamp(left_k, 4) : 0) : (left_k > 0 ? clamp(left_n, 4) : 0);
-      const char* at = from + (B_UNIT_K ? dn * line + dk * SIZE : dk * line + dn * SIZE);
-      copy_some<B_SLOT>(slot_b(slots, i), count ? at : p.b, count * SIZE);
-    }
-  }
-}
-
-static __device__ __forceinline__ void convert(const Params& p, const Cta& cta, char* stages, const char* slots, Ring& ring) {
-  const Span s = span_of(p, cta);
-  const int tiles = tiles_of(p), stored = first_stored();
-  Source next = first_source(p, cta);
-  int next_unit = 0, to_fill = 0, now = 0, tile = cta.tile, chunk = 0, unit = 0, stage = 0;
-  unsigned phase = 0;
-  bool extreme = false;
-  // Before the first unit B_RING - 1 are let go, in the same loop: their code is fetched once.
-#pragma unroll 1
-  for (int i = 1 - B_RING; tile < tiles; ++i) {
-    copy_wait<B_RING - 2>();
-    if (next.tile < tiles) {
-      fetch_b(slots + to_fill * UNIT_BYTES, p, s, next, next_unit);
-      if (++next_unit == UNITS) next_unit = 0, advance(next, p, cta, s);
-    }
-    copy_commit();
-    if (++to_fill == B_RING) to_fill = 0;
-    if (i < 0) continue;
-    if (unit == 0) barrier_wait(&ring.empty[stage], phase ^ 1);
+  for (int tile = cta.tile, chunk = 0; tile < tiles;) {
+    barrier_wait(&ring.b[warp][slot], slot_phase);
+    barrier_wait(&ring.empty[stage], phase ^ 1);
     char* to = stages + stage * STAGE_BYTES;
-    char* place = to + stored + unit * further_stored(UNIT);
+    const char* from = slots + slot * SHARE_BYTES;
+#pragma unroll 1
+    for (int unit = 0; unit < UNITS; ++unit) {
+      const int i = unit * UNIT;
+      char* place = to + to_store + stored(further_k(i), further_n(i));
+      const char* share = from + raw(k, n) + raw(further_k(i), further_n(i));
 #if FP16X2
-    int k, n;
-    first_b(k, n);
-    float* scales = reinterpret_cast<float*>(to + SCALES) + n + unit * further_n(UNIT);
-    extreme |= scale_and_split_b(place, scales, slots + now * UNIT_BYTES);
+      float2* scales = reinterpret_cast<float2*>(to + SCALES) + warp * SHARE_N + (B_UNIT_K ? n + further_n(i) : place_of(n + further_n(i)));
+      scale_and_split_b(place, scales, share);
 #else
-    split_b(place, slots + now * UNIT_BYTES, make_float4(1.f, 1.f, 1.f, 1.f));
+      split_b(place, share, make_float4(1.f, 1.f, 1.f, 1.f));
 #endif
-    if (++now == B_RING) now = 0;
-    if (++unit < UNITS) continue;
-    unit = 0;
+    }
     fence_async();
-#if FP16X2
-    extreme = __any_sync(~0u, extreme);
-    if (threadIdx.x % 32 == 0) (&ring.extreme[stage].x)[threadIdx.x % 128 / 32] = extreme;
-    extreme = false;
-#endif
     arrive_warp(&ring.full[stage]);
+    fetch_b(from, mapped, cta, next, &ring.b[warp][slot]);
     if (++stage == STAGES) stage = 0, phase ^= 1;
+    if (++slot == B_RING) slot = 0, slot_phase ^= 1;
     if (++chunk == s.chunks) chunk = 0, tile += cta.walkers;
   }
 }
 
-// A chunk's products into `acc`, small ones first.
-static __device__ __forceinline__ void multiply(Sums& acc, const char* a_ring, const RowScales& scales, unsigned b_stage) {
-  unsigned leading[STEPS][4], part[2][A_PARTS][4];
+// Lets go a chunk's products into `acc`, small ones first. Its first steps, AHEAD of them, are split already. Two batches are
+// under way at its end: the last of the small ones, and the leading ones. (To split the next chunk's first step meanwhile was
+// tried: ptxas then waits for every product.)
+static __device__ __forceinline__ void multiply(Sums& acc, Parts& parts, const char* slot, const RowScales& scales, unsigned b_stage) {
   auto b_part = [&](int part, int step) {
     return descriptor(b_stage + part * PART_BYTES + step * 2 * ALONG_K, ALONG_K, ALONG_N);
   };
+  auto& [part, leading] = parts;
   bool keep = false;
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    parts_a(a_ring, step, scales, part[step % 2]);
+    if (step >= AHEAD) parts_a(slot, step, scales, part[step % HELD]);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) leading[step][r] = part[step % 2][0][r];
-    if (A_PARTS > 1 || B_PARTS > 1) {
-      wgmma_fence();
+    for (int r = 0; r < 4; ++r) leading[step][r] = part[step % HELD][0][r];
+    if (A_PARTS == 1 && B_PARTS == 1) continue;
+    wgmma_fence();
 #pragma unroll
-      for (int weight = FP16X2 ? 1 : 2; weight >= 1; --weight)
+    for (int weight = FP16X2 ? 1 : 2; weight >= 1; --weight)
 #pragma unroll
-        for (int i = A_PARTS - 1; i >= 0; --i) {
-          const int j = weight - i;
-          if (j < 0 || j >= B_PARTS) continue;
-          wgmma<BN, !B_UNIT_K>(acc, part[step % 2][i], b_part(j, step), keep);
-          keep = true;
-        }
-      wgmma_commit();
-      wgmma_wait<1>();  // the other step's registers are free
-    }
+      for (int i = A_PARTS - 1; i >= 0; --i) {
+        const int j = weight - i;
+        if (j < 0 || j >= B_PARTS) continue;
+        wgmma<BN, !B_UNIT_K>(acc, part[step % HELD][i], b_part(j, step), keep);
+        keep = true;
+      }
+    wgmma_commit();
+    if (HELD < STEPS) wgmma_wait<HELD - 1>();  // the oldest step's registers are free
   }
   if (FP16X2) {
     wgmma_wait<0>();
@@ -653,120 +721,164 @@ static __device__ __forceinline__ void multiply(Sums& acc, const char* a_ring, c
     keep = true;
   }
   wgmma_commit();
-  wgmma_wait<0>();
 }
 
 #if FP16X2
-// Adds a chunk's sums with the scales of their rows and columns. Two scales that are far from 1 may leave FP32's range where
-// their product does not: both are applied in halves then.
-static __device__ __forceinline__ void add_scaled(Sums& sum, const Sums& acc, const RowScales& rows, const float* columns, int extreme) {
-  const float2* pair = reinterpret_cast<const float2*>(columns) + threadIdx.x % 4;
-  if (extreme || max(abs(rows.e[0]), abs(rows.e[1])) > MODERATE) {
-#pragma unroll
-    for (int i = 0; i < SUMS; ++i) {
-      const float2 c = pair[i / 4 * 4];
-      const int f = exponent_of(i % 2 ? c.y : c.x), row = rows.e[i % 4 / 2];
-      const float half = power_of_two((row >> 1) + (f >> 1)), rest = power_of_two(row - (row >> 1) + f - (f >> 1));
-      sum[i] = fmaf(acc[i] * half, rest, sum[i]);
-    }
-    return;
-  }
-  const float up[2] = {power_of_two(rows.e[0]), power_of_two(rows.e[1])};
+// Gives a chunk's sums the scales of their rows and columns.
+static __device__ __forceinline__ void scale_sums(Sums& acc, const RowScales& rows, const char* columns) {
+  const float4* pair = reinterpret_cast<const float4*>(columns) + threadIdx.x % 4;
+  const float2 up[2] = {halves_of_power(rows.e[0]), halves_of_power(rows.e[1])};
 #pragma unroll
   for (int i = 0; i < SUMS; ++i) {
-    const float2 c = pair[i / 4 * 4];
-    sum[i] = fmaf(acc[i] * up[i % 4 / 2], i % 2 ? c.y : c.x, sum[i]);
+    const float4 c = pair[i / 4 * 4];
+    const float2 r = up[i % 4 / 2];
+    acc[i] = acc[i] * (r.x * (i % 2 ? c.z : c.x)) * (r.y * (i % 2 ? c.w : c.y));
   }
 }
 #endif
 
-static __device__ __forceinline__ void multiply_tiles(const Params& p, const Cta& cta, const char* stages, const char* slots, Ring& ring) {
-  const Span s = span_of(p, cta);
-  const int tiles = tiles_of(p), segment_chunks = p.segment / CHUNK;
-  Source next = first_source(p, cta);
+// The sums of a chunk from K group 1, for K group 0 to add: SUMS / 4 float4 a thread.
+static __device__ __forceinline__ float4* handed(char* sums, int i) {
+  return reinterpret_cast<float4*>(sums) + i * TILE_THREADS + (int)threadIdx.x % TILE_THREADS;
+}
+static __device__ __forceinline__ void hand_over(char* sums, const Sums& acc, Ring& ring, unsigned& phase) {
+  barrier_wait(&ring.taken, phase ^ 1);
+#pragma unroll
+  for (int i = 0; i < SUMS / 4; ++i) *handed(sums, i) = reinterpret_cast<const float4*>(acc)[i];
+  arrive_warp(&ring.handed);
+  phase ^= 1;
+}
+static __device__ __forceinline__ void take_over(char* sums, Sums& sum, Ring& ring, unsigned& phase) {
+  barrier_wait(&ring.handed, phase);
+  float4* v = reinterpret_cast<float4*>(sum);
+#pragma unroll
+  for (int i = 0; i < SUMS / 4; ++i) v[i] = v[i] + *handed(sums, i);
+  arrive_warp(&ring.taken);
+  phase ^= 1;
+}
+
+static __device__ __forceinline__ void multiply_tiles(const MappedParams& mapped, const Cta& cta, const Span& s, const char* stages,
+                                                      const char* slots, char* sums, Ring& ring, SourceA next) {
+  const Params& p = mapped.params;
+  const int tiles = tiles_of(p), segment_chunks = p.segment / CHUNK, warp = threadIdx.x / 32;
+  const int group = K_GROUPS == 1 ? 0 : threadIdx.x / TILE_THREADS;  // its chunks are `group`, `group` + K_GROUPS, ... of a tile
   Sums acc, sum;
-  bool fresh = true;  // a segment begins
-  int to_fill = 0, now = 0, tile = cta.tile, chunk = 0, stage = 0;
-  unsigned phase = 0;
-  // Before the first chunk A_RING - 1 are let go, in the same loop; those of a tile before the last one's sums are stored.
+  Parts parts;
+  RowScales scales;
+  int slot = 0, stage = 0, segment_left = segment_chunks;
+  unsigned phase = 0, slot_phase = 0, hand_phase = 0;
+  bool owed = false;  // K group 0: whether the chunk before is the other's, and not added yet
+#pragma unroll
+  for (int j = 0; j < SUMS; ++j) sum[j] = 0.f;
 #pragma unroll 1
-  for (int i = 1 - A_RING; tile < tiles; ++i) {
-    copy_wait<A_RING - 2>();
-    __syncwarp();  // a warp's rows may have been copied by others of it, and all of them have read the slot to be filled
-    if (next.tile < tiles) {
-      fetch_a(slots + to_fill * A_CHUNK_BYTES, p, s, next);
-      advance(next, p, cta, s);
-    }
-    copy_commit();
-    if (++to_fill == A_RING) to_fill = 0;
-    if (i < 0) continue;
-    if (fresh) {
-      fresh = false;
-#pragma unroll
-      for (int j = 0; j < SUMS; ++j) sum[j] = 0.f;
-    }
-    barrier_wait(&ring.full[stage], phase);
-    const char *a = slots + now * A_CHUNK_BYTES, *b = stages + stage * STAGE_BYTES;
+  for (int tile = cta.tile, chunk = 0; tile < tiles;) {
+    const bool last = chunk + 1 == s.chunks, segment_ends = last || (p.hold > 1 && segment_left == 1);
+    if (K_GROUPS == 1 || chunk % K_GROUPS == group) {
+      const char *a = slots + slot * A_WARP_BYTES, *b = stages + stage * STAGE_BYTES;
+      barrier_wait(&ring.a[warp][slot], slot_phase);
 #if FP16X2
-    const RowScales scales = row_scales(a);
-    multiply(acc, a, scales, smem_address(b));
-    const int4 extreme = ring.extreme[stage];
-    add_scaled(sum, acc, scales, reinterpret_cast<const float*>(b + SCALES), extreme.x | extreme.y | extreme.z | extreme.w);
-    arrive_warp(&ring.empty[stage]);
-#else
-    multiply(acc, a, {}, smem_address(b));
-    arrive_warp(&ring.empty[stage]);
-#pragma unroll
-    for (int j = 0; j < SUMS; ++j) sum[j] += acc[j];
+      scales = row_scales(a);
+      asm volatile("" ::: "memory");  // elements are read again, not kept in 32 registers
 #endif
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-    if (++now == A_RING) now = 0;
-    const bool last = ++chunk == s.chunks;
-    if (p.hold > 1 && (last || chunk % segment_chunks == 0)) {
-      // A segment is done: the sum of those before it waits in this CTA's own partial.
-      float* mine = p.partial + ((long long)tile * cta.parts + cta.part) * BM * BN;
-      float4* v = reinterpret_cast<float4*>(sum);
-      if (chunk > segment_chunks) {
 #pragma unroll
-        for (int j = 0; j < SUMS / 4; ++j) v[j] = __ldcg(slot(mine, j, threadIdx.x)) + v[j];
+      for (int step = 0; step < AHEAD; ++step) parts_a(a, step, scales, parts.part[step]);
+      barrier_wait(&ring.full[stage], phase);
+      multiply(acc, parts, a, scales, smem_address(b));
+      __syncwarp();  // all of the warp have read the slot
+      fetch_a(a, mapped, cta, next, &ring.a[warp][slot]);
+      if (++slot == A_RING) slot = 0, slot_phase ^= 1;
+      wgmma_wait<0>();
+#if FP16X2
+      scale_sums(acc, scales, b + SCALES);
+#endif
+      arrive_warp(&ring.empty[stage]);
+      if (group) {
+        hand_over(sums, acc, ring, hand_phase);
+      } else {
+        if (owed) take_over(sums, sum, ring, hand_phase);
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) sum[j] += acc[j];
       }
-      if (!last) write_partial(mine, sum);
-      fresh = true;
+      owed = false;
+    } else if (group == 0) {
+      owed = true;
+      if (segment_ends) take_over(sums, sum, ring, hand_phase), owed = false;
+    }
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+    ++chunk, --segment_left;
+    if (!segment_ends) continue;
+    if (group == 0 && p.hold > 1) {
+      // The sum of the segments before it waits in this CTA's own partial.
+      float* own = p.partial + (long long)(tile * cta.parts + cta.part) * (BM * BN);
+      if (chunk > segment_chunks) add_partial<SUMS>(own, sum);
+      if (!last) write_partial<SUMS>(own, sum);
     }
     if (last) {
-      finish(p, cta, tile, sum);
-      fresh = true, chunk = 0, tile += cta.walkers;
+      if (group == 0) finish(p, cta, tile, sum);
+      chunk = 0, tile += cta.walkers;
     }
+    segment_left = segment_chunks;
+#pragma unroll
+    for (int j = 0; j < SUMS; ++j) sum[j] = 0.f;
   }
 }
 
 // --- all of it -------------------------------------------------------------------------------------------------------
 
-// Of dynamic shared memory, see cake/program/registry.py.
-static constexpr int A_SLOTS = STAGES * STAGE_BYTES, B_SLOTS = A_SLOTS + A_RING * A_CHUNK_BYTES;
+// Of dynamic shared memory, see cake/program/registry.py: slots of A first, whose boxes have the strictest alignment.
+static constexpr int STAGES_AT = A_RING * A_CHUNK_BYTES, B_SLOTS_AT = STAGES_AT + STAGES * STAGE_BYTES;
+static constexpr int SUMS_AT = B_SLOTS_AT + B_RING * 4 * SHARE_BYTES;
 
-// By all threads of a CTA, which may have more than this GEMM needs. `counted` is where the CTAs of a planted launch count.
-static __device__ __forceinline__ void run(const Params& p, const Cta& cta, char* smem, unsigned* counted) {
+// By a warp: its own barriers, and the wait for earlier launches.
+static __device__ __forceinline__ void begin_slots(const TensorMap& map, unsigned long long* barriers, int ring) {
+  if (threadIdx.x % 32 == 0) {
+    prefetch_map(map);
+#pragma unroll 1
+    for (int i = 0; i < ring; ++i) barrier_init(&barriers[i], 1);
+    barrier_fence();
+  }
+  __syncwarp();
+  wait_for_earlier_launches();
+}
+
+// By all threads of a CTA. `counted` is where the CTAs of a planted launch count.
+static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta, char* smem, unsigned* counted) {
   __shared__ Ring ring;
+  const Span s = span_of(p.params, cta);
+  const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(&ring.full[i], 4);
       barrier_init(&ring.empty[i], 4 * MMA_GROUPS);
     }
-    barrier_fence();
+    barrier_init(&ring.handed, 4 * MMA_GROUPS);
+    barrier_init(&ring.taken, 4 * MMA_GROUPS);
   }
-  __syncthreads();
-  wait_for_earlier_launches();
+  // Every warp lets its first copies go before anything else: the code of all else is fetched while they are on their way.
   if (threadIdx.x < MMA_THREADS) {
-    if (C::MMA_REGISTERS) registers_up<C::MMA_REGISTERS>();
-    multiply_tiles(p, cta, smem, smem + A_SLOTS, ring);
+    const char* slots = smem + warp * A_RING * A_WARP_BYTES;
+    begin_slots(p.a, ring.a[warp], A_RING);
+    SourceA next(p.params, cta, s, K_GROUPS == 1 ? 0 : threadIdx.x / TILE_THREADS);
+#pragma unroll 1
+    for (int i = 0; i < A_RING; ++i) fetch_a(slots + i * A_WARP_BYTES, p, cta, next, &ring.a[warp][i]);
+    __syncthreads();
+    registers_up<C::MMA_REGISTERS>();
+    multiply_tiles(p, cta, s, smem + STAGES_AT, slots, smem + SUMS_AT, ring, next);
 #ifdef PLANTED
-    sync_threads(MMA_BARRIER, MMA_THREADS);
-    spin_if_last(counted, count_in(counted), p.spin);
+    if (threadIdx.x < TILE_THREADS) {
+      sync_threads(MMA_BARRIER, TILE_THREADS);
+      spin_if_last(counted, count_in(counted), p.params.spin);
+    }
 #endif
-  } else if (threadIdx.x < MMA_THREADS + 128) {
-    if (C::MMA_REGISTERS) registers_down<C::CONVERT_REGISTERS>();
-    convert(p, cta, smem, smem + B_SLOTS, ring);
+  } else {
+    const char* slots = smem + B_SLOTS_AT + warp % 4 * B_RING * SHARE_BYTES;
+    begin_slots(p.b, ring.b[warp % 4], B_RING);
+    SourceB next(p.params, cta, s, 0);
+#pragma unroll 1
+    for (int i = 0; i < B_RING; ++i) fetch_b(slots + i * SHARE_BYTES, p, cta, next, &ring.b[warp % 4][i]);
+    __syncthreads();
+    registers_down<C::CONVERT_REGISTERS>();
+    convert(p, cta, s, smem + STAGES_AT, slots, ring, next);
   }
 }
 

@@ -52,10 +52,7 @@ struct Fiber {
   bool done = false;
   const std::function<bool()>* ready = nullptr;  // what it waits for
   int id = 0;
-  // cp.async: those of groups committed and not yet waited for, and of the group being made.
-  std::deque<std::vector<std::function<void()>>> groups;
-  std::vector<std::function<void()>> group;
-  // wgmma, alike.
+  // wgmma: those of groups committed and not yet waited for, and of the group being made.
   std::deque<std::vector<std::function<void()>>> products;
   std::vector<std::function<void()>> batch;
 };
@@ -67,6 +64,7 @@ struct Cta {
   std::vector<char> smem;
   std::mt19937 random;
   bool late_copies = false, late_products = false;
+  std::vector<std::function<void()>> boxes;  // on their way
   long progress = 0;
   Barrier named[16];
   std::vector<Exchange> warps;
@@ -137,8 +135,12 @@ inline void run(Cta& c, int threads, bool foreign) {
         f->ready = nullptr, c.current = f;
         swapcontext(&c.scheduler, &f->context);
       }
+    if (!c.boxes.empty() && (c.random() % 50 == 0 || c.progress == before)) {
+      std::swap(c.boxes[c.random() % c.boxes.size()], c.boxes.back());
+      c.boxes.back()(), c.boxes.pop_back();
+    }
     if (!c.error.empty()) throw std::runtime_error(c.error);
-    if (all) return;
+    if (all && c.boxes.empty()) return;
     if (failed) throw std::runtime_error("another CTA failed");
     idle = c.progress == before ? idle + 1 : 0;
     if (idle && foreign) std::this_thread::yield();

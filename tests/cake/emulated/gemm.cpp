@@ -8,7 +8,7 @@ using Gemm = cake::Gemm<Config>;
 
 // All CTAs at once, each on a thread; `late` bit 0: copies land when they are waited for, bit 1: products are done then. Returns
 // what went wrong, or nothing.
-extern "C" __attribute__((visibility("default"))) const char* emulate(const cake::Params* p, int walkers, int parts, int threads, int smem_bytes, unsigned seed, int late) {
+extern "C" __attribute__((visibility("default"))) const char* emulate(const cake::MappedParams* p, int walkers, int parts, int threads, int smem_bytes, unsigned seed, int late) {
   static std::string message;
   static std::mutex lock;
   message.clear(), emulated::failed = false;

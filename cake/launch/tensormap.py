@@ -1,0 +1,71 @@
+"""Operands as Hopper's copying hardware sees them: encoded once a plan, for any address later."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ..operand import ITEMSIZE, View
+from ..program.registry import Box
+from . import driver
+
+#: The driver wants maps at a multiple of this.
+ALIGNMENT = 64
+
+
+class TensorMap(ctypes.Structure):
+    """``cake::TensorMap`` of csrc/common/hopper.cuh: 128 bytes that only the driver understands."""
+
+    _fields_ = (("words", ctypes.c_ulonglong * 16),)
+
+
+def matrix(view: View) -> tuple[tuple[int, int], int]:
+    """A view as (elements a line, lines), and the bytes from one line to the next."""
+    inner, lines = (view.cols, view.rows) if view.unit == 1 else (view.rows, view.cols)
+    size = ITEMSIZE[view.dtype]
+    # The stride of a single line is free, but has to be one.
+    return (inner, lines), view.ld * size if lines > 1 else -(-inner * size // 16) * 16
+
+
+class Mapped:
+    """An operand's map in a parameter block, at an address that is a multiple of 64."""
+
+    def __init__(self, at: int, view: View, box: Box) -> None:
+        self._at, self._view, self._box = at, view, box
+        self._map: Any = None
+        self._address = 0
+
+    def bind(self, address: int) -> None:
+        """Let it be the matrix at an address. Raises :class:`DriverError`."""
+        if address == self._address:
+            return
+        api = driver.driver()
+        if self._map is None:
+            encoded = self._encode(api, address)
+            ctypes.memmove(self._at, encoded.getPtr(), ctypes.sizeof(TensorMap))
+            self._map = api.CUtensorMap(_ptr=self._at)
+        else:
+            driver.check("cuTensorMapReplaceAddress", api.cuTensorMapReplaceAddress(self._map, address))
+        self._address = address
+
+    def _encode(self, api: Any, address: int) -> Any:
+        (inner, lines), stride = matrix(self._view)
+        kinds = api.CUtensorMapDataType
+        bf16 = self._view.dtype == "bf16"
+        swizzle = "NONE" if not self._box.swizzle else f"{self._box.swizzle}B"
+        return driver.check(
+            f"cuTensorMapEncodeTiled({lines} lines of {inner}, {stride} bytes apart; {self._box})",
+            api.cuTensorMapEncodeTiled(
+                kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                2,
+                address,
+                [api.cuuint64_t(inner), api.cuuint64_t(lines)],
+                [api.cuuint64_t(stride)],
+                [api.cuuint32_t(self._box.inner), api.cuuint32_t(self._box.lines)],
+                [api.cuuint32_t(1), api.cuuint32_t(1)],
+                api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+                api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ),
+        )

@@ -1,0 +1,91 @@
+"""Bound plans: what the parameter block holds when a kernel is enqueued. No GPU: the driver is a stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cake.candidates import problem
+from cake.launch import driver, router
+from cake.launch.router import BackwardParams, BoundBackward, BoundPlan, MappedParams, Params, Workspaces
+from cake.plan.backward import joined
+from cake.plan.planner import plan
+from cake.program.registry import program
+from tests.cake.test_tensormap import Api
+
+CPU = torch.device("cpu", 0)
+
+
+class Launcher:
+    """Keeps a copy of the block as it is at every launch."""
+
+    def __init__(self, kernel, grid, threads, smem_bytes, parameters, *, pdl, cooperative):
+        self.grid, self.threads, self.cooperative = grid, threads, cooperative
+        self._at, self._kind = ctypes.addressof(parameters), type(parameters)
+        self.seen: list[ctypes.Structure] = []
+
+    def __call__(self, stream):
+        self.seen.append(self._kind.from_buffer_copy(ctypes.string_at(self._at, ctypes.sizeof(self._kind))))
+
+
+@pytest.fixture
+def api(monkeypatch):
+    api = Api()
+    monkeypatch.setattr(driver, "driver", lambda: api)
+    monkeypatch.setattr(driver, "bind_thread", lambda index: None)
+    monkeypatch.setattr(driver, "Launcher", Launcher)
+    monkeypatch.setattr(router, "_kernel", lambda key, index: (program(key), None))
+    monkeypatch.setattr(router, "WORKSPACES", Workspaces())
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
+    return api
+
+
+def test_a_program_without_boxes_gets_pointers(api):
+    bound = BoundPlan(plan(problem("fwd", 64, 4096, 256), "sm80"), CPU, pdl=False)
+    for at in ((16, 32, 48), (64, 32, 48)):
+        bound.launch(at, 0)
+    first, second = bound._launcher.seen
+    assert isinstance(first, Params) and (first.a, first.b, first.out) == (16, 32, 48)
+    assert (second.a, second.b, second.out, second.k) == (64, 32, 48, 4096)
+    assert second.partial and second.counter and not api.calls
+
+
+def test_a_program_with_boxes_gets_maps_and_a_driver_call_only_where_a_pointer_changed(api):
+    bound = BoundPlan(plan(problem("fwd", 64, 4096, 256), "sm90", sms=132), CPU, pdl=False)
+    assert bound._launcher.cooperative and bound._launcher.threads == 384
+    for at in ((16, 32, 48), (16, 32, 48), (64, 32, 80)):
+        bound.launch(at, 0)
+    assert [call[0] for call in api.calls] == ["encode", "encode", "replace"]
+    last = bound._launcher.seen[-1]
+    assert isinstance(last, MappedParams) and (last.params.m, last.params.n, last.params.k) == (64, 256, 4096)
+    assert (last.a.words[0], last.b.words[0], last.params.out) == (64, 32, 80)
+    assert [block.a.words[0] for block in bound._launcher.seen] == [16, 16, 64]
+
+
+def test_an_address_that_the_driver_refuses_is_asked_for_again(api, monkeypatch):
+    bound = BoundPlan(plan(problem("fwd", 64, 4096, 256), "sm90", sms=132), CPU, pdl=False)
+    bound.launch((16, 32, 48), 0)
+    refusal = type("Status", (), {"name": "CUDA_ERROR_INVALID_VALUE", "__int__": lambda self: 1})()
+    with monkeypatch.context() as m:
+        m.setattr(api, "cuTensorMapReplaceAddress", lambda *a: (refusal,))
+        with pytest.raises(driver.DriverError, match="cuTensorMapReplaceAddress"):
+            bound.launch((64, 32, 48), 0)
+    bound.launch((64, 32, 48), 0)
+    assert [block.a.words[0] for block in bound._launcher.seen] == [16, 64]
+
+
+def test_both_gradients_have_their_own_maps_and_dw_the_workspace(api):
+    dgrad, wgrad = (plan(problem(kind, 1024, 4096, 256), "sm90", sms=132) for kind in ("dgrad", "wgrad"))
+    both = joined(dgrad, wgrad, 132)
+    assert both is not None and both.wgrad == replace(wgrad, hold=2, reduction="direct")
+    bound = BoundBackward(both, CPU, pdl=False)
+    bound.launch((16, 32, 48), (16, 64, 80), 0)
+    (block,) = bound._launcher.seen
+    assert isinstance(block, BackwardParams) and bound._launcher.grid == (sum(both.ctas), 1, 1)
+    assert (block.dgrad.a.words[0], block.dgrad.b.words[0], block.dgrad.params.out) == (16, 32, 48)
+    assert (block.wgrad.a.words[0], block.wgrad.b.words[0], block.wgrad.params.out) == (16, 64, 80)
+    assert block.dgrad_ctas == both.ctas[0] and block.wgrad.params.hold == 2
+    assert block.wgrad.params.partial and not block.dgrad.params.partial
