@@ -5,20 +5,9 @@ namespace cake {
 
 __device__ __forceinline__ unsigned smem_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Copies BYTES, or fewer and zeros behind them.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(const void* smem, const void* global) {
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(smem)), "l"(global));
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(smem_address(smem)), "l"(global), "n"(BYTES));
-}
-template <int BYTES>
+// Copies `bytes` of 16, and zeros behind them.
 __device__ __forceinline__ void copy_some(const void* smem, const void* global, int bytes) {
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)), "l"(global), "r"(bytes));
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(smem_address(smem)), "l"(global), "r"(bytes), "n"(BYTES));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)), "l"(global), "r"(bytes));
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

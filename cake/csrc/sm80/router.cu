@@ -53,7 +53,7 @@ struct Operand {
       const int left = outer0 + outer < outer_end ? inner_end - (inner0 + inner) : 0;
       const int count = left < 0 ? 0 : (left > VEC ? VEC : left);
       const T* from = count ? base + (outer0 + outer) * ld + inner0 + inner : base;
-      copy_some<16>(smem + (outer * LD + inner) * sizeof(T), from, count * (int)sizeof(T));
+      copy_some(smem + (outer * LD + inner) * sizeof(T), from, count * (int)sizeof(T));
     }
   }
 
