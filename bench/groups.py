@@ -71,7 +71,7 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
     for times in range(1, bench.preset.at_most + 1):
         timing.orders = ordered(list(by_name), times * bench.preset.groups)
         more = range(len(groups), len(timing.orders))
-        if not _make_instances(bench, row, works, more):
+        if not _make_instances(bench, row, by_name, timing.orders, more):
             timing.orders = timing.orders[: len(groups)]
             break
         for group in more:
@@ -95,21 +95,25 @@ def time_groups(bench: Bench, row: Row, works: Sequence[Work], progress: Callabl
     return timing
 
 
-def _make_instances(bench: Bench, row: Row, works: Sequence[Work], groups: range) -> bool:
+def _make_instances(
+    bench: Bench, row: Row, works: Mapping[str, Work], orders: Sequence[Sequence[str]], groups: range
+) -> bool:
     """Make the instances of all arms for these groups, so that nothing is done between their visits.
 
-    Of the first groups, an arm that cannot be made is given up; of more, the row makes do with those before:
-    false.
+    Each group's are made in the order of its visits, so that no arm has a place in memory of its own: made
+    arm by arm, equal arms came out 0.6 and 0.8 % apart in 2 of 87 rows on an H200. Of the first groups, an
+    arm that cannot be made is given up; of more, the row makes do with those before: false.
     """
-    for work in works:
-        if groups.start == 0:
-            guard(bench, row, work, partial(work.launch, groups[-1]))
-        elif work.alive:
-            try:
-                work.launch(groups[-1])
-            except Exception:  # memory, most likely
-                guard(bench, row, work, bench.synchronize)
-                return False
+    for group in groups:
+        for work in (works[name] for name in orders[group]):
+            if groups.start == 0 and work.alive:
+                guard(bench, row, work, partial(work.launch, group))
+            elif work.alive:
+                try:
+                    work.launch(group)
+                except Exception:  # memory, most likely
+                    guard(bench, row, work, bench.synchronize)
+                    return False
     return True
 
 

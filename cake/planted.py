@@ -1,8 +1,8 @@
 """Launches with a slowdown of known size planted in them, to test a benchmark's verdict with. Not for use.
 
-The program of an op's last GEMM is compiled so that the CTA that comes last spins for ``spin`` clocks after
-its stores. The bits are those of the plain launch; finding out who is last costs a little too, so what was
-really planted is to be measured. GPU only, one thread at a time.
+The program of an op's last GEMM is compiled so that its CTAs spin for ``spin`` clocks after their stores,
+which may hide a part of that, so what was really planted is to be measured. The bits are those of the plain
+launch. GPU only, one thread at a time.
 """
 
 from __future__ import annotations

@@ -98,11 +98,8 @@ class Plan:
 
     @property
     def counters(self) -> int:
-        """Workspace counters, zero between launches: a line a tile, and one for a planted program."""
-        tiles = math.prod(self.tiles)
-        if self.program.planted:  # its own line comes after those of all tiles, used or not
-            return COUNTERS * (tiles + 1)
-        return COUNTERS * tiles * (self.reduction != "direct")
+        """Workspace counters, zero between launches: a line a tile."""
+        return COUNTERS * math.prod(self.tiles) * (self.reduction != "direct")
 
     def __str__(self) -> str:
         return f"{self.program} {self.partition} hold {self.hold} {self.reduction}, {self.raster}"

@@ -186,7 +186,7 @@ def test_a_row_makes_do_with_the_groups_it_has_where_no_more_instances_can_be_ma
     assert samples.group.nunique() == 8 and facts.positions["cake"] == (4, 4)
 
 
-def test_instances_are_made_before_the_first_visit_of_their_groups(monkeypatch):
+def test_instances_are_made_before_the_first_visit_of_their_groups_and_in_its_order(monkeypatch):
     events = []
 
     def prepare(name):
@@ -208,6 +208,8 @@ def test_instances_are_made_before_the_first_visit_of_their_groups(monkeypatch):
     measured(*arms, row=replace(ROW, mode="graph"), preset=preset)
     first = max(i for i, event in enumerate(events) if event.startswith("make"))
     assert events[first + 1 : first + 5] == ["a", "b", "b", "a"]
+    # The first group's are what was prepared.
+    assert [e for e in events if e.startswith("make")] == ["make a", "make b", "make b", "make a"]
 
 
 def test_no_groups_are_added_once_the_row_has_taken_its_time():

@@ -16,16 +16,4 @@ __device__ __forceinline__ unsigned arrive(unsigned* counter) {
   return earlier;
 }
 
-// A planted slowdown. Every CTA counts itself before it stores its tile, so that the answer is there when the stores are
-// out: the last one then spins.
-__device__ __forceinline__ unsigned count_in(unsigned* counted) {
-  return threadIdx.x == 0 ? atomicAdd(counted, 1u) + 1 : 0;
-}
-__device__ __forceinline__ void spin_if_last(unsigned* counted, unsigned count, int clocks) {
-  if (count != gridDim.x * gridDim.y) return;
-  *counted = 0;
-  const long long start = clock64();
-  while (clock64() - start < clocks) {}
-}
-
 }  // namespace cake

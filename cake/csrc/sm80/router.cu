@@ -7,7 +7,7 @@
 // of the small products, then that of the leading ones; chunks in sequence inside a segment, segments in sequence inside
 // groups of GROUP, groups in sequence.
 //
-// PLANTED is not for use: it makes the CTA that comes last to its output spin, a slowdown of known size to test a benchmark with.
+// PLANTED is not for use: it ends with a slowdown of known size, see common/planted.cuh.
 // Defines: WARPS_M, WARPS_N (a warp computes 32 x 32), STAGES, A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along M or
 // N), A_BF16 / B_BF16 (1: the operand is BF16 and its own single part), CHUNK, GROUP,
 // COUNTERS (words from one tile's counters to the next).
@@ -16,6 +16,7 @@ constexpr int BM = 32 * WARPS_M, BN = 32 * WARPS_N;
 }
 #include "common/ampere.cuh"
 #include "common/arrival.cuh"
+#include "common/planted.cuh"
 #include "common/router.cuh"
 
 namespace cake {
@@ -272,13 +273,10 @@ __device__ __forceinline__ void router(const Params& p) {
     }
   }
 
-#ifdef PLANTED
-  unsigned* counted = p.counter + COUNTERS * (long long)gridDim.x;
-  const unsigned count = count_in(counted);
-#endif
   finish(p, m0 + warp_m, n0 + warp_n, sum, segment);
 #ifdef PLANTED
-  spin_if_last(counted, count, p.spin);
+  __syncthreads();
+  if (threadIdx.x == 0) spin(p.spin);
 #endif
 }
 

@@ -20,9 +20,8 @@ backward_sm90(const __grid_constant__ cake::BackwardParams p) {
   using namespace cake;
   extern __shared__ __align__(1024) char smem[];
   const int first = p.dgrad_ctas, cta = blockIdx.x;
-  unsigned* counted = p.wgrad.params.counter + COUNTERS * (long long)tiles_of(p.wgrad.params);
   if (cta < first)
-    Gemm<Dgrad>::run(p.dgrad, {cta, first, 0, 1}, smem, counted);
+    Gemm<Dgrad>::run(p.dgrad, {cta, first, 0, 1}, smem);
   else
-    Gemm<Wgrad>::run(p.wgrad, {cta - first, (int)gridDim.x - first, 0, 1}, smem, counted);
+    Gemm<Wgrad>::run(p.wgrad, {cta - first, (int)gridDim.x - first, 0, 1}, smem);
 }

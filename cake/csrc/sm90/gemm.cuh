@@ -27,6 +27,7 @@
 #endif
 #include "common/ampere.cuh"
 #include "common/arrival.cuh"
+#include "common/planted.cuh"
 #include "common/fp16x2.cuh"
 #include "common/hopper.cuh"
 #include "common/router.cuh"
@@ -841,8 +842,8 @@ static __device__ __forceinline__ void begin_slots(const TensorMap& map, unsigne
   wait_for_earlier_launches();
 }
 
-// By all threads of a CTA. `counted` is where the CTAs of a planted launch count.
-static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta, char* smem, unsigned* counted) {
+// By all threads of a CTA.
+static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta, char* smem) {
   __shared__ Ring ring;
   const Span s = span_of(p.params, cta);
   const int warp = threadIdx.x / 32;
@@ -867,7 +868,7 @@ static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta
 #ifdef PLANTED
     if (threadIdx.x < TILE_THREADS) {
       sync_threads(MMA_BARRIER, TILE_THREADS);
-      spin_if_last(counted, count_in(counted), p.params.spin);
+      if (threadIdx.x == 0) spin(p.params.spin);
     }
 #endif
   } else {

@@ -153,12 +153,10 @@ inline void run(Cta& c, int threads, bool foreign) {
 
 struct Index { operator int() const { return cta->current->id; } };
 struct ThreadIdx { Index x; };
-struct Nothing { int x = 0, y = 0; };  // what planted programs ask for, which are not emulated
 
 }  // namespace emulated
 
 static emulated::ThreadIdx threadIdx;
-static emulated::Nothing gridDim;
 
 // --- intrinsics --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ extern "C" __attribute__((visibility("default"))) const char* emulate(const cake
       c.random.seed(seed + i), c.late_copies = late & 1, c.late_products = late & 2;
       const cake::Cta cta{i % walkers, walkers, i / walkers, parts};
       char* smem = c.smem.data();
-      c.body = [=] { Gemm::run(*p, cta, smem, nullptr); };
+      c.body = [=] { Gemm::run(*p, cta, smem); };
       try {
         emulated::run(c, threads, walkers * parts > 1);
       } catch (const std::exception& e) {
