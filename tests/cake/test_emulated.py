@@ -231,7 +231,7 @@ def test_fp16x2_has_the_range_of_fp32(built):
         ("      wgmma_wait<0>();\n#if FP16X2", "#if FP16X2", 2),
         ("barrier_wait(&ring.empty[stage], phase ^ 1);", ";", 3),
         ("barrier_wait(&ring.full[stage], phase);", ";", 0),
-        ("arrive_warp(&ring.empty[stage]);", ";", 0),
+        ("barrier_arrive(&ring.empty[stage]);", ";", 0),
     ],
 )
 def test_the_emulation_sees_what_is_missing(built, tmp_path, what, instead, late):

@@ -15,7 +15,7 @@ struct BackwardParams {
 
 }  // namespace cake
 
-extern "C" __global__ void __launch_bounds__(cake::Gemm<cake::Dgrad>::MMA_THREADS + 128, 1)
+extern "C" __global__ void __launch_bounds__(cake::Gemm<cake::Dgrad>::THREADS, 1)
 backward_sm90(const __grid_constant__ cake::BackwardParams p) {
   using namespace cake;
   extern __shared__ __align__(1024) char smem[];

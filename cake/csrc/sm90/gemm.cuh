@@ -61,12 +61,6 @@ struct Cta {
   int tile, walkers, part, parts;
 };
 
-// One arrival for a warp, all of whose threads are done.
-__device__ __forceinline__ void arrive_warp(unsigned long long* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 #if FP16X2
 // 2^e in two factors: those of a row and of a column, each multiplied with its like, stay in FP32's range wherever the whole does.
 __device__ __forceinline__ float2 halves_of_power(int e) { return make_float2(power_of_two(e >> 1), power_of_two(e - (e >> 1))); }
@@ -131,7 +125,7 @@ static constexpr int MMA_GROUPS = C::MMA_GROUPS, K_GROUPS = C::K_GROUPS, BM = 64
 static constexpr int A_RING = C::A_RING, B_RING = C::B_RING, UNIT = C::UNIT, SIDE = C::SIDE, PAD = C::PAD;
 static constexpr bool A_UNIT_K = C::A_UNIT_K, B_UNIT_K = C::B_UNIT_K, A_BF16 = C::A_BF16, B_BF16 = C::B_BF16;
 static constexpr int TILE_THREADS = 128 * MMA_GROUPS;       // that have a tile's sums
-static constexpr int MMA_THREADS = TILE_THREADS * K_GROUPS;  // that multiply
+static constexpr int MMA_THREADS = TILE_THREADS * K_GROUPS, THREADS = MMA_THREADS + 128;  // that multiply, and with those that convert
 static constexpr int SUMS = BN / 2;  // of a thread's 64 x BN share
 // Where no unit stride runs along K its order inside a step is free: threads then read neighbouring lines, see pair_a.
 static constexpr bool FREE_ORDER = !A_UNIT_K && !B_UNIT_K;
@@ -154,20 +148,20 @@ static __device__ __forceinline__ void origin(const Params& p, int tile, int& m0
   m0 = tile_m * BM, n0 = tile_n * BN;
 }
 
-// The chunk to be let go next, of all chunks of all tiles: every STEP-th of a tile from its `first` on.
-template <int STEP>
+// The chunk to be let go next, of all chunks of all tiles: of a tile every `every`-th from its `first` on.
 struct Source {
   int tile, k, m0, n0;
-  int k_first, k_end;
+  int k_first, k_end, k_step;
 
-  __device__ __forceinline__ Source(const Params& p, const Cta& cta, const Span& s, int first) {
+  __device__ __forceinline__ void begin(const Params& p, const Cta& cta, const Span& s, int first, int every) {
+    k_step = every * CHUNK;
     k = k_first = s.k_begin + first * CHUNK, k_end = s.k_begin + s.chunks * CHUNK;
     tile = k < k_end ? cta.tile : tiles_of(p);
     if (left(p)) origin(p, tile, m0, n0);
   }
   __device__ __forceinline__ bool left(const Params& p) const { return tile < tiles_of(p); }
   __device__ __forceinline__ void advance(const Params& p, const Cta& cta) {
-    if ((k += STEP * CHUNK) < k_end) return;
+    if ((k += k_step) < k_end) return;
     k = k_first, tile += cta.walkers;
     if (left(p)) origin(p, tile, m0, n0);
   }
@@ -303,10 +297,9 @@ static __device__ __forceinline__ const char* pair_a(const char* slot, int step,
   return slot + (step * 16 + k) * 16 * A_SIZE + ((row * A_SIZE / 16) ^ trade) * 16 + row * A_SIZE % 16;
 }
 
-using SourceA = Source<K_GROUPS>;
 
 // A chunk of A, for a warp: lets go its boxes.
-static __device__ __forceinline__ void fetch_a(const char* slot, const MappedParams& p, const Cta& cta, SourceA& next,
+static __device__ __forceinline__ void fetch_a(const char* slot, const MappedParams& p, const Cta& cta, Source& next,
                                                unsigned long long* barrier) {
   if (!next.left(p.params)) return;
   if (threadIdx.x % 32 == 0) {
@@ -630,10 +623,9 @@ static __device__ __forceinline__ void scale_and_split_b(char* to, float2* scale
 }
 #endif
 
-using SourceB = Source<1>;
 
 // A chunk of B, for a converting warp: lets go its boxes.
-static __device__ __forceinline__ void fetch_b(const char* slot, const MappedParams& p, const Cta& cta, SourceB& next,
+static __device__ __forceinline__ void fetch_b(const char* slot, const MappedParams& p, const Cta& cta, Source& next,
                                                unsigned long long* barrier) {
   if (!next.left(p.params)) return;
   if (threadIdx.x % 32 == 0) {
@@ -649,7 +641,7 @@ static __device__ __forceinline__ void fetch_b(const char* slot, const MappedPar
 }
 
 static __device__ __forceinline__ void convert(const MappedParams& mapped, const Cta& cta, const Span& s, char* stages, const char* slots,
-                                               Ring& ring, SourceB next) {
+                                               Ring& ring, Source next) {
   const int tiles = tiles_of(mapped.params), to_store = first_stored(), warp = threadIdx.x % 128 / 32;
   int k, n;
   first_b(k, n);
@@ -674,7 +666,8 @@ static __device__ __forceinline__ void convert(const MappedParams& mapped, const
 #endif
     }
     fence_async();
-    arrive_warp(&ring.full[stage]);
+    barrier_arrive(&ring.full[stage]);
+    __syncwarp();  // all of the warp have read the slot
     fetch_b(from, mapped, cta, next, &ring.b[warp][slot]);
     if (++stage == STAGES) stage = 0, phase ^= 1;
     if (++slot == B_RING) slot = 0, slot_phase ^= 1;
@@ -746,7 +739,7 @@ static __device__ __forceinline__ void hand_over(char* sums, const Sums& acc, Ri
   barrier_wait(&ring.taken, phase ^ 1);
 #pragma unroll
   for (int i = 0; i < SUMS / 4; ++i) *handed(sums, i) = reinterpret_cast<const float4*>(acc)[i];
-  arrive_warp(&ring.handed);
+  barrier_arrive(&ring.handed);
   phase ^= 1;
 }
 static __device__ __forceinline__ void take_over(char* sums, Sums& sum, Ring& ring, unsigned& phase) {
@@ -754,12 +747,12 @@ static __device__ __forceinline__ void take_over(char* sums, Sums& sum, Ring& ri
   float4* v = reinterpret_cast<float4*>(sum);
 #pragma unroll
   for (int i = 0; i < SUMS / 4; ++i) v[i] = v[i] + *handed(sums, i);
-  arrive_warp(&ring.taken);
+  barrier_arrive(&ring.taken);
   phase ^= 1;
 }
 
 static __device__ __forceinline__ void multiply_tiles(const MappedParams& mapped, const Cta& cta, const Span& s, const char* stages,
-                                                      const char* slots, char* sums, Ring& ring, SourceA next) {
+                                                      const char* slots, char* sums, Ring& ring, Source next) {
   const Params& p = mapped.params;
   const int tiles = tiles_of(p), segment_chunks = p.segment / CHUNK, warp = threadIdx.x / 32;
   const int group = K_GROUPS == 1 ? 0 : threadIdx.x / TILE_THREADS;  // its chunks are `group`, `group` + K_GROUPS, ... of a tile
@@ -792,7 +785,7 @@ static __device__ __forceinline__ void multiply_tiles(const MappedParams& mapped
 #if FP16X2
       scale_sums(acc, scales, b + SCALES);
 #endif
-      arrive_warp(&ring.empty[stage]);
+      barrier_arrive(&ring.empty[stage]);
       if (group) {
         hand_over(sums, acc, ring, hand_phase);
       } else {
@@ -849,20 +842,29 @@ static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      barrier_init(&ring.full[i], 4);
-      barrier_init(&ring.empty[i], 4 * MMA_GROUPS);
+      barrier_init(&ring.full[i], 128);
+      barrier_init(&ring.empty[i], TILE_THREADS);
     }
-    barrier_init(&ring.handed, 4 * MMA_GROUPS);
-    barrier_init(&ring.taken, 4 * MMA_GROUPS);
+    barrier_init(&ring.handed, TILE_THREADS);
+    barrier_init(&ring.taken, TILE_THREADS);
   }
   // Every warp lets its first copies go before anything else: the code of all else is fetched while they are on their way.
-  if (threadIdx.x < MMA_THREADS) {
-    const char* slots = smem + warp * A_RING * A_WARP_BYTES;
+  Source next;
+  const bool multiplies = threadIdx.x < MMA_THREADS;
+  const char* slots = smem + (multiplies ? warp * A_RING * A_WARP_BYTES : B_SLOTS_AT + warp % 4 * B_RING * SHARE_BYTES);
+  if (multiplies) {
     begin_slots(p.a, ring.a[warp], A_RING);
-    SourceA next(p.params, cta, s, K_GROUPS == 1 ? 0 : threadIdx.x / TILE_THREADS);
+    next.begin(p.params, cta, s, K_GROUPS == 1 ? 0 : threadIdx.x / TILE_THREADS, K_GROUPS);
 #pragma unroll 1
     for (int i = 0; i < A_RING; ++i) fetch_a(slots + i * A_WARP_BYTES, p, cta, next, &ring.a[warp][i]);
-    __syncthreads();
+  } else {
+    begin_slots(p.b, ring.b[warp % 4], B_RING);
+    next.begin(p.params, cta, s, 0, 1);
+#pragma unroll 1
+    for (int i = 0; i < B_RING; ++i) fetch_b(slots + i * SHARE_BYTES, p, cta, next, &ring.b[warp % 4][i]);
+  }
+  __syncthreads();
+  if (multiplies) {
     registers_up<C::MMA_REGISTERS>();
     multiply_tiles(p, cta, s, smem + STAGES_AT, slots, smem + SUMS_AT, ring, next);
 #ifdef PLANTED
@@ -872,12 +874,6 @@ static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta
     }
 #endif
   } else {
-    const char* slots = smem + B_SLOTS_AT + warp % 4 * B_RING * SHARE_BYTES;
-    begin_slots(p.b, ring.b[warp % 4], B_RING);
-    SourceB next(p.params, cta, s, 0);
-#pragma unroll 1
-    for (int i = 0; i < B_RING; ++i) fetch_b(slots + i * SHARE_BYTES, p, cta, next, &ring.b[warp % 4][i]);
-    __syncthreads();
     registers_down<C::CONVERT_REGISTERS>();
     convert(p, cta, s, smem + STAGES_AT, slots, ring, next);
   }

@@ -4,7 +4,7 @@
 struct Config { CAKE_CONFIG(GEMM) };
 using Gemm = cake::Gemm<Config>;
 
-extern "C" __global__ void __launch_bounds__(Gemm::MMA_THREADS + 128, 1)
+extern "C" __global__ void __launch_bounds__(Gemm::THREADS, 1)
 router_sm90(const __grid_constant__ cake::MappedParams p) {
   extern __shared__ __align__(1024) char smem[];
   const cake::Cta cta{(int)blockIdx.x, (int)gridDim.x, (int)blockIdx.y, (int)gridDim.y};
