@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,12 +16,13 @@ from . import router
 from .launch.entry import Entries, Entry, Options
 from .operand import ITEMSIZE, Kind, Problem, View
 from .plan.device import DeviceSpec
+from .plan.estimate import estimate
 from .plan.partition import GROUP, MIN_SEGMENT
 from .plan.planner import Plan, by_rule, default_partition, router_problem, tokens
 from .plan.raster import Raster
 from .plan.rules import Rule, find, shipped
+from .plan.tiles import TILES
 from .planted import in_place_of_plain
-from .program.registry import TILES
 from .router import PreparedRouter, prepare_router
 
 #: Besides the shipped rule's raster and partition.
@@ -30,9 +30,6 @@ RASTERS = (1, 2, 4, 16)
 SPLITS = (1, 2, 4, 8, 16)
 #: A candidate is estimated to take at most this many times as long as the best one.
 WITHIN = 2.0
-#: What an SM multiplies and what all of them move a ns, on an H200 (790 TFLOP/s in six products, or in three,
-#: 4.3 TB/s).
-PAIRS, BYTES = {"bf16x3": 500, "fp16x2": 1000}, 4300
 #: Candidates of one GEMM.
 MOST = 24
 
@@ -50,6 +47,7 @@ class Candidate:
 
     def __str__(self) -> str:
         r = self.rule
+        assert r.tile
         name = f"{r.tile[0]}x{r.tile[1]} hold {r.hold} raster {r.raster.height}"
         return name + f" splits {r.splits}" * bool(r.splits) + " deterministic" * self.deterministic
 
@@ -73,7 +71,9 @@ def base(
     t, n, h = tokens(p)
     rule = find(shipped(spec.family_of(emulation)), p.kind, t, n, h, p.out.dtype, emulation)
     exact = replace(rule, n=n, k=h, out=p.out.dtype, emulation=emulation, first=t, last=t)
-    return Candidate(exact, _plan(p, spec, exact, deterministic), deterministic)
+    plan = _plan(p, spec, exact, deterministic)
+    tile = plan.program.tile_m, plan.program.tile_n
+    return Candidate(replace(exact, tile=tile, hold=plan.hold), plan, deterministic)
 
 
 def candidates(
@@ -107,18 +107,6 @@ def candidates(
 
     near = [c for c in found if estimate(c.plan, spec.sms) <= WITHIN * least]
     return sorted(near, key=likely)[:most]
-
-
-def estimate(plan: Plan, sms: int) -> float:
-    """About how many ns a plan takes: what the SM with the most CTAs multiplies, and what all CTAs read of
-    the operands, write as partial sums and read again.
-    """
-    p, key = plan.problem, plan.program
-    ctas = math.prod(plan.tiles) * plan.parts
-    length = min(plan.hold * plan.partition.segment, p.k)
-    pairs = -(-ctas // sms) * key.tile_m * key.tile_n * length
-    row_bytes = key.tile_m * ITEMSIZE[p.a.dtype] + key.tile_n * ITEMSIZE[p.b.dtype]
-    return pairs / PAIRS[key.emulation] + (ctas * length * row_bytes + 8 * plan.partial_floats) / BYTES
 
 
 def prepare(op: Kind, candidate: Candidate, **arguments: Any) -> PreparedRouter:

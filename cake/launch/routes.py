@@ -98,6 +98,7 @@ def load(path: str | os.PathLike[str], target: Target) -> tuple[Rule, ...]:
 def check(found: tuple[Rule, ...], family: str) -> tuple[Rule, ...]:
     """The routes, each of which has its program. Raises ``ValueError`` naming one that has not."""
     for rule in found:
+        assert rule.tile  # parsed as a route, which has one
         try:
             program(ProgramKey(family, *rule.tile, True, True, "f32", "f32"))
         except LookupError as e:

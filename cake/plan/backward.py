@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from .estimate import estimate
 from .partition import CHUNK, GROUP
 from .planner import Plan, ProgramKey
+from .tiles import TILES
+
+#: Rows of wgrad's tile in a program that does both: beside dgrad's tiles, few large ones are as good.
+WGRAD_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,16 @@ def joined(dgrad: Plan, wgrad: Plan, sms: int) -> BackwardPlan | None:
         return None
     if segments > 1:  # one CTA sums them, in the order in which two would be added
         wgrad = replace(wgrad, hold=segments, reduction="direct")
+    if w.tile_m != WGRAD_ROWS:
+        wgrad = min(_on_rows(wgrad), key=lambda plan: estimate(plan, sms))
     return BackwardPlan(dgrad, wgrad, shares(work(dgrad), work(wgrad), sms))
+
+
+def _on_rows(wgrad: Plan) -> list[Plan]:
+    """The plan with every tile of ``WGRAD_ROWS`` rows."""
+    tiles = TILES[wgrad.program.family, wgrad.program.emulation]
+    keys = [replace(wgrad.program, tile_m=m, tile_n=n) for m, n in tiles if m == WGRAD_ROWS]
+    return [replace(wgrad, program=key, walkers=0) for key in keys]
 
 
 @dataclass(frozen=True)

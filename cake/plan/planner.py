@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 from ..operand import Problem, View
 from . import partition, rules
 from .device import CPU
-from .partition import Partition
+from .estimate import estimate
+from .partition import GROUP, Partition
 from .raster import Raster
 from .routes import Routes
 from .rules import Rule
+from .tiles import TILES
 
 Reduction = Literal["direct", "ordered", "atomic", "spread"]
 
@@ -157,25 +160,40 @@ def by_rule(
     emulation: str = "bf16x3",
     splits: int | None = None,
 ) -> Plan:
-    """The plan that a rule gives a problem, whether it matches or not. ``splits`` goes before the rule's."""
+    """The plan that a rule gives a problem, whether it matches or not: of one without a tile the plan of the
+    least estimated time. ``splits`` goes before the rule's.
+    """
     splits = rule.splits if splits is None else splits
     part = default_partition(problem) if splits is None else partition.pinned(problem.k, splits)
-    made = Plan(
-        problem=problem,
-        program=program_key(problem, family, rule.tile, emulation),
-        partition=part,
-        hold=rule.hold,
-        raster=rule.raster,
-        reduction="direct",
-    )
-    tiles = math.prod(made.tiles)
+    forms = [(rule.tile, rule.hold)] if rule.tile else product(TILES[family, emulation], (1, GROUP[family]))
+    plans = [
+        _reduced(
+            Plan(
+                problem=problem,
+                program=program_key(problem, family, tile, emulation),
+                partition=part,
+                hold=hold,
+                raster=rule.raster,
+                reduction="direct",
+            ),
+            sms,
+            deterministic,
+        )
+        for tile, hold in forms
+    ]
+    return min(plans, key=lambda plan: estimate(plan, sms))
+
+
+def _reduced(made: Plan, sms: int, deterministic: bool) -> Plan:
+    """The plan with the reduction that its parts need."""
+    tiles, family = math.prod(made.tiles), made.program.family
     if made.parts == 1:
         # One CTA an SM, all with as many tiles: the next tile's loads hide the last one's stores.
         return replace(made, walkers=-(-tiles // -(-tiles // sms))) if family == "sm90" else made
     if family == "sm90":
         return replace(made, reduction="spread" if tiles * made.parts <= sms else "ordered")
     # Atomics add FP32 only; a BF16 output is rounded once, from the ordered sum.
-    may_race = not deterministic and problem.out.dtype == "f32"
+    may_race = not deterministic and made.problem.out.dtype == "f32"
     return replace(made, reduction="atomic" if may_race and made.parts >= ATOMIC_PARTS else "ordered")
 
 

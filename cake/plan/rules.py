@@ -17,15 +17,18 @@ from .partition import GROUP, MAX_SEGMENTS
 from .raster import Raster
 
 KEYS = {"op", "n", "k", "out", "emulation", "T"}
-VALUES = {"tile", "hold", "raster", "why"}
+VALUES = {"raster", "why"}
+#: Of both or neither; a route has them.
+FORM = {"tile", "hold"}
 
 
 @dataclass(frozen=True)
 class Rule:
     """One rule: what it applies to (``None``: anything) and what it chooses.
 
-    ``first``..``last`` is its range of T (equal: an exact key; both ``None``: a default). ``splits`` is the
-    number of K segments that a route asks for; a shipped rule leaves it to the shape.
+    ``first``..``last`` is its range of T (equal: an exact key; both ``None``: a default). Where ``tile`` is
+    ``None``, tile and hold are those of the least estimated time. ``splits`` is the number of K segments that
+    a route asks for; a shipped rule leaves it to the shape.
     """
 
     op: str
@@ -34,7 +37,7 @@ class Rule:
     out: str | None
     first: int | None
     last: int | None
-    tile: tuple[int, int]
+    tile: tuple[int, int] | None
     hold: int
     raster: Raster
     why: str
@@ -68,10 +71,11 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
     ``ValueError`` naming what is wrong.
     """
     group, word = GROUP[family], "route" if route else "rule"
-    optional = KEYS | {"splits"} if route else KEYS
-    if not {"op", *VALUES} <= entry.keys() <= optional | VALUES:
+    needed = {"op"} | VALUES | (FORM if route or FORM & entry.keys() else set())
+    optional = (KEYS | {"splits"} if route else KEYS) - {"op"}
+    if not needed <= entry.keys() <= optional | needed:
         raise ValueError(
-            f"{word} {entry}: needs op, {', '.join(sorted(VALUES))}; may have {', '.join(sorted(optional))}"
+            f"{word} {entry}: needs {', '.join(sorted(needed))}; may have {', '.join(sorted(optional))}"
         )
 
     def wrong(name: str, need: str) -> ValueError:
@@ -98,15 +102,15 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
     having = [name for name, families in EMULATIONS.items() if family in families]
     if emulation is not None and emulation not in having:
         raise wrong("emulation", " or ".join(having))
-    if hold not in (1, group):
+    if hold not in (None, 1, group) or type(hold) is bool:
         raise wrong("hold", f"1 or {group}")
     if entry["op"] not in ("fwd", "dgrad", "wgrad"):
         raise wrong("op", "fwd, dgrad or wgrad")
     splits = number("splits")
     if splits is not None and splits > MAX_SEGMENTS:
         raise wrong("splits", f"1 to {MAX_SEGMENTS}")
-    tile = re.fullmatch(r"(\d+)x(\d+)", str(entry["tile"]))
-    if tile is None:
+    tile = re.fullmatch(r"(\d+)x(\d+)", str(entry.get("tile")))
+    if tile is None and "tile" in entry:
         raise wrong("tile", "rows x columns, e.g. 64x64")
     return Rule(
         op=str(entry["op"]),
@@ -115,8 +119,8 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
         out=out if isinstance(out, str) else None,
         first=first,
         last=last,
-        tile=(int(tile[1]), int(tile[2])),
-        hold=1 if hold == 1 else group,
+        tile=(int(tile[1]), int(tile[2])) if tile else None,
+        hold=group if hold == group else 1,
         raster=Raster(number("raster") or 1),
         why=str(entry["why"]),
         splits=splits,
@@ -134,8 +138,8 @@ def line(rule: Rule) -> str:
         "out": rule.out,
         "emulation": rule.emulation,
         "T": rule.first if exact else [rule.first, rule.last],
-        "tile": f"{rule.tile[0]}x{rule.tile[1]}",
-        "hold": rule.hold,
+        "tile": f"{rule.tile[0]}x{rule.tile[1]}" if rule.tile else None,
+        "hold": rule.hold if rule.tile else None,
         "raster": rule.raster.height,
         "splits": rule.splits,
         "why": rule.why,

@@ -9,33 +9,25 @@ from functools import cache
 from importlib.resources import files
 from itertools import product
 
-from ..plan import rules
-from ..plan.backward import BackwardKey
+from ..plan.backward import WGRAD_ROWS, BackwardKey
 from ..plan.device import EMULATIONS, FAMILIES, families
 from ..plan.partition import CHUNK, GROUP
 from ..plan.planner import COUNTERS, ProgramKey
+from ..plan.tiles import TILES
 
-#: sm80: rows x columns of a tile -> warps along each; a warp computes 32 x 32. Three stages of 32 along K
-#: keep the larger tile at 90 KB, under the 99 KB of consumer GPUs.
-SM80_TILES = {(64, 64): (2, 2), (128, 64): (4, 2)}
+#: sm80: rows and columns of a tile that a warp computes. Three stages of 32 along K keep the larger tile at
+#: 90 KB, under the 99 KB of consumer GPUs.
+SM80_WARP = 32
 SM80_STAGES = 3
 SM80_STAGE_K = 32
 
-#: sm90: rows x columns of a tile.
-SM90_TILES = ((64, 32), (64, 40), (64, 48), (64, 64), (128, 64), (128, 80), (128, 96), (128, 128))
-#: Registers of a thread that multiplies and of one that converts. Three warpgroups are launched with 168
-#: registers a thread, so two that multiply share 504 with the converting one: asked for more, the second one
-#: waits for ever.
+#: sm90: registers of a thread that multiplies and of one that converts. Three warpgroups are launched with
+#: 168 registers a thread, so two that multiply share 504 with the converting one: asked for more, the second
+#: one waits for ever.
 SM90_REGISTERS = (216, 72)
 #: Warpgroups that multiply: two row blocks of a tile, or one, and then each every other chunk of K.
 SM90_MMA_GROUPS = 2
 SM90_THREADS = 128 * (SM90_MMA_GROUPS + 1)
-#: Family and emulation -> tiles. FP16x2's four converting warps have whole columns of B each, in eights.
-TILES = {
-    ("sm80", "bf16x3"): tuple(SM80_TILES),
-    ("sm90", "bf16x3"): SM90_TILES,
-    ("sm90", "fp16x2"): tuple((m, n) for m, n in SM90_TILES if n % 32 == 0),
-}
 #: The most chunks of A and B in shared memory as they are, and stages of B's parts.
 SM90_AHEAD, SM90_STAGES = 4, 4
 #: Bytes of shared memory for them: of the 227 KiB, one is left for barriers.
@@ -118,7 +110,7 @@ def _common(family: str, planted: bool) -> dict[str, int]:
 
 
 def _sm80(key: ProgramKey) -> Program:
-    warps_m, warps_n = SM80_TILES[key.tile_m, key.tile_n]
+    warps_m, warps_n = key.tile_m // SM80_WARP, key.tile_n // SM80_WARP
 
     def bytes_of(extent: int, unit_k: bool, dtype: str) -> int:
         """Of one operand's stage, with the padding of ``Operand`` in csrc/sm80/router.cu."""
@@ -250,7 +242,7 @@ def source(path: str) -> str:
 
 
 def programs(arch: str) -> list[Program]:
-    """Every program of an architecture; of those that do both gradients, every one that the rules lead to."""
+    """Every program of an architecture."""
     return [program(key) for key in keys_of(arch)]
 
 
@@ -266,15 +258,10 @@ def keys_of(arch: str) -> list[ProgramKey | BackwardKey]:
             keys.append(ProgramKey(family, *tile, a_k, b_k, *dtypes, emulation))
         if family != "sm90":
             continue
-        tiles = {
-            op: dict.fromkeys(
-                r.tile for r in rules.shipped(family) if r.op == op and r.emulation in (None, emulation)
-            )
-            for op in ("dgrad", "wgrad")
-        }
-        for first, second, x in product(tiles["dgrad"], tiles["wgrad"], SIZE):
-            if first in TILES[family, emulation] and second in TILES[family, emulation]:
-                dgrad = ProgramKey(family, first[0], first[1], True, False, "f32", "f32", emulation)
-                wgrad = ProgramKey(family, second[0], second[1], False, False, "f32", x, emulation)
+        tiles = TILES[family, emulation]
+        for first, second, x in product(tiles, tiles, SIZE):
+            if second[0] == WGRAD_ROWS:
+                dgrad = ProgramKey(family, *first, True, False, "f32", "f32", emulation)
+                wgrad = ProgramKey(family, *second, False, False, "f32", x, emulation)
                 keys.append(BackwardKey(dgrad, wgrad))
     return keys

@@ -58,7 +58,7 @@ def test_a_partition_that_changed(now, tmp_path):
     before = list_version(load_previous("main", repository(tmp_path / "r", OTHER_PARTITION)).module)
     found = changes(before, now)
     assert {c.row.kind for c in found} == {"fwd"}
-    assert all(c.what == ("partition", "plan") for c in found)
+    assert all({"partition", "plan"} <= {*c.what} for c in found)
 
 
 def test_a_program_made_differently_under_its_name(now, tmp_path):
@@ -70,7 +70,9 @@ def test_a_program_made_differently_under_its_name(now, tmp_path):
 
 
 def test_fewer_rules_and_programs_before(now, tmp_path):
-    edits = [("program/registry.py", "(64, 64): (2, 2), (128, 64): (4, 2)", "(64, 64): (2, 2)")]
+    edits = [
+        ("plan/tiles.py", '("sm80", "bf16x3"): ((64, 64), (128, 64))', '("sm80", "bf16x3"): ((64, 64),)')
+    ]
     before = list_version(load_previous("main", repository(tmp_path / "r", *edits)).module)
     first = next(s for s in lines(now, before) if s.startswith("sm_80:"))
     assert first.startswith(f"sm_80: programs 12 -> {now.programs['sm_80']}, rules {now.rules['sm_80']},")

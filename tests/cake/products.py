@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 import cake
@@ -47,3 +49,48 @@ def reference(kind: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 def error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative Frobenius error; NaN stays NaN."""
     return float((result.double().cpu() - expected).norm() / expected.norm())
+
+
+def componentwise(kind: str, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> float:
+    """The largest error of an element, relative to the sum of |a||b| behind it."""
+    a, b = factors(kind, tensors)
+    return float(((result.double().cpu() - a @ b).abs() / (a.abs() @ b.abs())).max())
+
+
+def _spread(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    for t in (first, second):
+        t *= torch.exp2(torch.linspace(-40, 40, t.shape[0], device=t.device))[:, None]
+
+
+def _outliers(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    for t in (first, second):
+        t[:, 5] = 1e6
+
+
+def _huge(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    first *= 2.0**126 / first.abs().max()
+    second *= 2.0**-10
+    first[2, 3] = 1.99 * 2.0**126
+
+
+def _tiny(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    first *= 2.0**-90
+    second *= 2.0**40
+    first[first.abs() < 2.0**-100] = 2.0**-100
+
+
+def _cancelling(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    a, b = (first.t(), second) if kind == "wgrad" else (first, second.t() if kind == "fwd" else second)
+    half = a.shape[1] // 2
+    a[:, half : 2 * half] = a[:, :half] * (-1 - 2.0**-13)
+    b[half : 2 * half] = b[:half]
+
+
+#: What makes a product's operands hard, in place.
+HARD: dict[str, Callable[[str, torch.Tensor, torch.Tensor], None]] = {
+    "rows over 2^+-40": _spread,
+    "outliers of 1e6": _outliers,
+    "up to 2^127": _huge,
+    "down to 2^-100": _tiny,
+    "cancelling": _cancelling,
+}

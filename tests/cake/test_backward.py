@@ -16,6 +16,7 @@ from cake.operand import View
 from cake.plan.backward import Work, joined, shares, work
 from cake.plan.device import DeviceSpec
 from cake.plan.planner import Plan, plan, planted, router_problem
+from cake.program.registry import keys_of
 
 from .products import call, error, inputs, reference
 
@@ -52,6 +53,15 @@ def test_two_launches_where_one_cannot_be():
     rows, columns = View(1024, 256, 256, 1, "f32"), View(256, 4096, 256, 0, "f32")
     turned = plan(router_problem("dgrad", rows, columns, View(1024, 4096, 4096, 1, "f32")), "sm90")
     assert joined(turned, wgrad, 132) is None
+
+
+@pytest.mark.parametrize("emulation", ["bf16x3", "fp16x2"])
+def test_beside_dgrad_wgrad_has_tiles_of_128_rows(emulation):
+    dgrad, wgrad = plans(16, 256, 128, emulation=emulation)
+    both = joined(dgrad, wgrad, 132)
+    assert wgrad.program.tile_m == 64 and both is not None
+    assert both.wgrad.program.tile_m == 128 and both.wgrad.partition == wgrad.partition
+    assert both.program in keys_of("sm_90a")
 
 
 def test_a_planted_slowdown_is_in_the_launch_of_both():

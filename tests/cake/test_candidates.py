@@ -5,13 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cake
-from cake.candidates import MOST, WITHIN, base, candidates, estimate, prepare, problem
+from cake.candidates import MOST, WITHIN, base, candidates, prepare, problem
 from cake.launch import routes
 from cake.plan import CPU, DeviceSpec, Routes, plan
 from cake.plan.device import EMULATIONS
+from cake.plan.estimate import estimate
 from cake.plan.partition import MIN_SEGMENT
 from cake.plan.planner import default_partition
-from cake.program.registry import TILES
+from cake.plan.tiles import TILES
 from tests.cake.products import KINDS, error, inputs, reference
 
 SPECS = (CPU, DeviceSpec("sm_90a", 132), DeviceSpec("sm_90a", 78))

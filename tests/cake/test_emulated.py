@@ -27,7 +27,8 @@ from cake.operand import ITEMSIZE, OPERANDS, View
 from cake.plan.planner import Plan, by_rule, router_problem
 from cake.plan.raster import Raster
 from cake.plan.rules import Rule
-from cake.program.registry import TILES, Box, Program, program
+from cake.plan.tiles import TILES
+from cake.program.registry import Box, Program, program
 
 from .products import KINDS, error, inputs, operands, reference
 

@@ -6,7 +6,8 @@ import pytest
 
 from cake.plan.backward import BackwardKey
 from cake.plan.planner import ProgramKey
-from cake.program.registry import SM90_SMEM, SM90_TILES, Box, program, programs, sm90_pad, sm90_side
+from cake.plan.tiles import TILES
+from cake.program.registry import SM90_SMEM, Box, program, programs, sm90_pad, sm90_side
 
 
 def test_programs_have_distinct_names_and_fit_consumer_gpus():
@@ -17,7 +18,7 @@ def test_programs_have_distinct_names_and_fit_consumer_gpus():
 
 def test_hopper_has_its_own_programs_and_those_of_all():
     found = programs("sm_90a")
-    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 80
+    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94
     assert {p.kernel for p in found} == {"router_sm80", "router_sm90", "backward_sm90"}
     own = [p for p in found if p.kernel == "router_sm90"]
     # Of the 227 KiB of a CTA, barriers take less than one, and shared memory begins at a multiple of 1 KiB.
@@ -82,7 +83,7 @@ def test_a_stage_of_fp16x2_is_two_parts_and_two_factors_a_column(b_unit_k, pad, 
 
 
 @pytest.mark.parametrize("fp16x2", [False, True])
-@pytest.mark.parametrize("columns", sorted({n for _, n in SM90_TILES}))
+@pytest.mark.parametrize("columns", sorted({n for _, n in TILES["sm90", "bf16x3"]}))
 def test_stores_of_split_b_meet_in_no_bank(columns, fp16x2):
     """Where lines of B run along N, a warp stores 4 bytes a thread, or 8 where columns are not sixteens: to
     32 banks of 4 bytes, once or twice. Threads lie side by side along a line, then in the order of places.

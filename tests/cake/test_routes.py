@@ -123,7 +123,7 @@ def test_where_no_route_matches_the_shipped_rules_decide():
         ([{**ROUTE, "tile": "60x64"}], "no program router_sm80_60x64"),
         ([ROUTE, {**ROUTE, "hold": 4}], "there is another one for the same op, n, k, out, emulation and T"),
         (["fwd"], "route 'fwd': needs a table"),
-        ([{"op": "fwd"}], "route .*needs op, hold, raster, tile, why; may have .*splits"),
+        ([{"op": "fwd"}], "route .*needs hold, op, raster, tile, why; may have .*splits"),
     ],
 )
 def test_a_bad_route_is_named_and_leaves_the_routes_as_they_were(entries, message):

@@ -9,6 +9,7 @@ from cake.plan import rules
 from cake.plan.device import EMULATIONS, FAMILIES
 from cake.plan.planner import ProgramKey
 from cake.plan.rules import Rule, find, parse, shipped
+from cake.plan.tiles import TILES
 from cake.program.registry import program
 
 SHIPPED = {family: shipped(family) for family in FAMILIES}
@@ -37,8 +38,9 @@ def test_every_op_has_a_default(family):
 def test_program_of_a_rule_exists(family, rule):
     names = [rule.emulation] if rule.emulation else [e for e, have in EMULATIONS.items() if family in have]
     for a_k, b_k, emulation in product((True, False), (True, False), names):
-        key = ProgramKey(family, *rule.tile, a_k, b_k, "f32", "f32", emulation)
-        assert program(key).threads % 32 == 0
+        for tile in [rule.tile] if rule.tile else TILES[family, emulation]:
+            key = ProgramKey(family, *tile, a_k, b_k, "f32", "f32", emulation)
+            assert program(key).threads % 32 == 0
     assert rule.why
 
 
@@ -93,7 +95,9 @@ def test_shadowing_would_be_seen():
         ({**BASE, "emulation": "fp16x2"}, "emulation is 'fp16x2', needs bf16x3"),
         ({**BASE, "emulation": 3}, "emulation is 3, needs bf16x3"),
         ({**BASE, "tile": "64"}, "tile is '64', needs rows x columns"),
-        ({"op": "fwd"}, "needs op, hold, raster, tile, why"),
+        ({"op": "fwd"}, "needs op, raster, why; may have T, emulation, k, n, out"),
+        ({"op": "fwd", "tile": "64x64", "raster": 8, "why": "x"}, "needs hold, op, raster, tile, why"),
+        ({**BASE, "hold": True}, "hold is True, needs 1 or 4"),
     ],
 )
 def test_a_bad_rule_says_why(entry, message):
