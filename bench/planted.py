@@ -32,7 +32,7 @@ SHORT_SPIN, LONG_SPIN = 2_000, 6_000
 #: Rounds of the calibration, each with programs loaded anew (where one lies moves its time by 0.3 to 1 %),
 #: and steps of each of their visits. There are more rounds until the standard error of the offset is below
 #: this share of cake's time, a fifth of the smallest slowdown.
-ROUNDS, MOST_ROUNDS, STEPS = 5, 30, 6
+ROUNDS, MOST_ROUNDS, STEPS = 6, 30, 6
 OFFSET_ERROR = 0.002
 #: Share of the rounds left out at each end.
 TRIM = 0.2
@@ -150,10 +150,14 @@ def _launches(
         "short": lambda: slowed(bench, cake, graph, tensors, SHORT_SPIN)[0],
         "long": lambda: slowed(bench, cake, graph, tensors, LONG_SPIN)[0],
     }
-    first = turn % len(makers)
-    names = [*makers, *makers][first : first + len(makers)]
-    launches = {name: capture(makers[name]()).replay for name in names}
+    launches = {name: capture(makers[name]()).replay for name in turned([*makers], turn)}
     return {"cake": launches["graph"] if row.mode == "graph" else cake.run} | launches
+
+
+def turned(names: Sequence[str], turn: int) -> list[str]:
+    """The names from the ``turn``-th on, then those before it."""
+    first = turn % len(names)
+    return [*names[first:], *names[:first]]
 
 
 def solve(rounds: Mapping[str, Sequence[float]], device: str) -> Calibration:

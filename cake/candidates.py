@@ -138,8 +138,7 @@ def _plan(p: Problem, spec: DeviceSpec, rule: Rule, deterministic: bool) -> Plan
     emulation = rule.emulation or "bf16x3"
     family = spec.family_of(emulation)
     made = by_rule(p, family, rule, sms=spec.sms, deterministic=deterministic, emulation=emulation)
-    hold = made.hold if made.partition.segments > 1 else 1
-    return replace(made, raster=_raster(made.raster, made), hold=hold)
+    return replace(made, raster=_raster(made.raster, made))
 
 
 def _raster(raster: Raster, plan: Plan) -> Raster:

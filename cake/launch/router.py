@@ -317,7 +317,7 @@ class BoundBackward(_Bound):
         block = aligned(BackwardParams)
         block.dgrad.params, block.wgrad.params = parameters(plan.dgrad), parameters(plan.wgrad)
         block.dgrad_ctas = plan.ctas[0]
-        # Of a planted program the launch's last CTA may be of either.
+        # All CTAs of a planted program spin.
         block.dgrad.params.spin = block.wgrad.params.spin
         self._wgrad_params = block.wgrad.params
         self._dgrad = _Gemm(plan.dgrad, block.dgrad, boxes[:2])

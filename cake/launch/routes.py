@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ..plan.device import CPU, DeviceSpec
+from ..plan.device import CPU, EMULATIONS, DeviceSpec
 from ..plan.planner import ProgramKey
 from ..plan.routes import Routes, Target, parse, read
 from ..plan.rules import Rule, line
@@ -99,10 +99,12 @@ def check(found: tuple[Rule, ...], family: str) -> tuple[Rule, ...]:
     """The routes, each of which has its program. Raises ``ValueError`` naming one that has not."""
     for rule in found:
         assert rule.tile  # parsed as a route, which has one
-        try:
-            program(ProgramKey(family, *rule.tile, True, True, "f32", "f32"))
-        except LookupError as e:
-            raise ValueError(f"route {line(rule)}: {e.args[0]}") from e
+        having = [name for name, families in EMULATIONS.items() if family in families]
+        for emulation in [rule.emulation] if rule.emulation else having:
+            try:
+                program(ProgramKey(family, *rule.tile, True, True, "f32", "f32", emulation))
+            except LookupError as e:
+                raise ValueError(f"route {line(rule)}: {e.args[0]}") from e
     return found
 
 

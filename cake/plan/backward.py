@@ -10,7 +10,8 @@ from .partition import CHUNK, GROUP
 from .planner import Plan, ProgramKey
 from .tiles import TILES
 
-#: Rows of wgrad's tile in a program that does both: beside dgrad's tiles, few large ones are as good.
+#: Rows of wgrad's tile in a program that does both. A tile of 64 rows is chosen for a dW that alone has few;
+#: beside dgrad's tiles that is no gain, and it would double the programs.
 WGRAD_ROWS = 128
 
 

@@ -165,22 +165,16 @@ def by_rule(
     """
     splits = rule.splits if splits is None else splits
     part = default_partition(problem) if splits is None else partition.pinned(problem.k, splits)
-    forms = [(rule.tile, rule.hold)] if rule.tile else product(TILES[family, emulation], (1, GROUP[family]))
-    plans = [
-        _reduced(
-            Plan(
-                problem=problem,
-                program=program_key(problem, family, tile, emulation),
-                partition=part,
-                hold=hold,
-                raster=rule.raster,
-                reduction="direct",
-            ),
-            sms,
-            deterministic,
-        )
-        for tile, hold in forms
-    ]
+
+    def on(tile: tuple[int, int], hold: int) -> Plan:
+        key = program_key(problem, family, tile, emulation)
+        hold = hold if part.segments > 1 else 1
+        return _reduced(Plan(problem, key, part, hold, rule.raster, "direct"), sms, deterministic)
+
+    if rule.tile:
+        return on(rule.tile, rule.hold)
+    holds = (1, GROUP[family]) if part.segments > 1 else (1,)
+    plans = (on(tile, hold) for tile, hold in product(TILES[family, emulation], holds))
     return min(plans, key=lambda plan: estimate(plan, sms))
 
 

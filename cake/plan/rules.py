@@ -74,8 +74,9 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
     needed = {"op"} | VALUES | (FORM if route or FORM & entry.keys() else set())
     optional = (KEYS | {"splits"} if route else KEYS) - {"op"}
     if not needed <= entry.keys() <= optional | needed:
+        both = "" if FORM <= needed else ", hold and tile (both or neither)"
         raise ValueError(
-            f"{word} {entry}: needs {', '.join(sorted(needed))}; may have {', '.join(sorted(optional))}"
+            f"{word} {entry}: needs {', '.join(sorted(needed))}; may have {', '.join(sorted(optional))}{both}"
         )
 
     def wrong(name: str, need: str) -> ValueError:
@@ -93,7 +94,7 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
     last: int | None = None
     if t is not None:
         match t if isinstance(t, list) else [t, t]:
-            case [int(first), int(last)] if 1 <= first <= last:
+            case [int(first), int(last)] if 1 <= first <= last and {type(first), type(last)} == {int}:
                 pass
             case _:
                 raise wrong("T", "a positive integer or [first, last]")
@@ -102,7 +103,7 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
     having = [name for name, families in EMULATIONS.items() if family in families]
     if emulation is not None and emulation not in having:
         raise wrong("emulation", " or ".join(having))
-    if hold not in (None, 1, group) or type(hold) is bool:
+    if "hold" in entry and (type(hold) is not int or hold not in (1, group)):
         raise wrong("hold", f"1 or {group}")
     if entry["op"] not in ("fwd", "dgrad", "wgrad"):
         raise wrong("op", "fwd, dgrad or wgrad")

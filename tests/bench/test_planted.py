@@ -8,7 +8,7 @@ from row_builders import bench
 from baselines.gemm import Unsupported
 from bench.accuracy import references
 from bench.conduct import measure_row
-from bench.planted import LONG_SPIN, PLANTED, SHORT_SPIN, Calibration, certain, selftest_arms, solve
+from bench.planted import LONG_SPIN, PLANTED, SHORT_SPIN, Calibration, certain, selftest_arms, solve, turned
 from bench.suites import Row, Shape, router_tensors
 from bench.timers import make_timer
 
@@ -49,6 +49,15 @@ def test_a_planted_program_that_is_slow_enough_does_not_spin():
 def test_a_calibration_without_sense_is_refused(rounds):
     with pytest.raises(Unsupported):
         solve(rounds, "cuda")
+
+
+def test_what_is_loaded_first_turns():
+    assert [turned(["graph", "short", "long"], turn) for turn in (0, 1, 2, 3)] == [
+        ["graph", "short", "long"],
+        ["short", "long", "graph"],
+        ["long", "graph", "short"],
+        ["graph", "short", "long"],
+    ]
 
 
 def test_arms_with_and_without_planted_ones():

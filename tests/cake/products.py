@@ -8,6 +8,8 @@ import torch
 
 import cake
 
+#: An element's error relative to the sum of |a||b| behind it, on hard inputs.
+BOUND = 1e-6
 KINDS = ("fwd", "dgrad", "wgrad")
 CALLS = {"fwd": cake.router_forward, "dgrad": cake.router_dgrad, "wgrad": cake.router_wgrad}
 OPERANDS = {"fwd": ("X", "W"), "dgrad": ("G", "W"), "wgrad": ("G", "X")}
@@ -35,10 +37,14 @@ def call(kind: str, tensors: dict[str, torch.Tensor], **options) -> torch.Tensor
     return CALLS[kind](*operands(kind, tensors), **options)
 
 
+def matrices(kind: str, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``a[M, K]`` and ``b[K, N]``, views of the operands."""
+    return {"fwd": (first, second.t()), "dgrad": (first, second), "wgrad": (first.t(), second)}[kind]
+
+
 def factors(kind: str, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """FP64 ``a[M, K]`` and ``b[K, N]`` on the CPU."""
-    first, second = (t.double().cpu() for t in operands(kind, tensors))
-    return {"fwd": (first, second.t()), "dgrad": (first, second), "wgrad": (first.t(), second)}[kind]
+    return matrices(kind, *(t.double().cpu() for t in operands(kind, tensors)))
 
 
 def reference(kind: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -80,7 +86,7 @@ def _tiny(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
 
 
 def _cancelling(kind: str, first: torch.Tensor, second: torch.Tensor) -> None:
-    a, b = (first.t(), second) if kind == "wgrad" else (first, second.t() if kind == "fwd" else second)
+    a, b = matrices(kind, first, second)
     half = a.shape[1] // 2
     a[:, half : 2 * half] = a[:, :half] * (-1 - 2.0**-13)
     b[half : 2 * half] = b[:half]

@@ -233,6 +233,9 @@ def test_fp16x2_has_the_range_of_fp32(built):
         ("barrier_wait(&ring.empty[stage], phase ^ 1);", ";", 3),
         ("barrier_wait(&ring.full[stage], phase);", ";", 0),
         ("barrier_arrive(&ring.empty[stage]);", ";", 0),
+        ("barrier_init(&ring.full[i], 128);", "barrier_init(&ring.full[i], 4);", 0),
+        ("barrier_init(&ring.handed, TILE_THREADS);", "barrier_init(&ring.handed, 4);", 0),
+        ("    __syncwarp();  // all of the warp have read the slot\n", "", 0),
     ],
 )
 def test_the_emulation_sees_what_is_missing(built, tmp_path, what, instead, late):

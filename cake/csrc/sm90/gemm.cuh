@@ -26,7 +26,7 @@
 #define FP16X2 0
 #endif
 #include "common/ampere.cuh"
-#include "common/arrival.cuh"
+#include "common/acquire.cuh"
 #include "common/planted.cuh"
 #include "common/fp16x2.cuh"
 #include "common/hopper.cuh"
@@ -296,7 +296,6 @@ static __device__ __forceinline__ const char* pair_a(const char* slot, int step,
   const int trade = A_BF16 ? k / 4 % 2 : k / 2 % 4;
   return slot + (step * 16 + k) * 16 * A_SIZE + ((row * A_SIZE / 16) ^ trade) * 16 + row * A_SIZE % 16;
 }
-
 
 // A chunk of A, for a warp: lets go its boxes.
 static __device__ __forceinline__ void fetch_a(const char* slot, const MappedParams& p, const Cta& cta, Source& next,
@@ -622,7 +621,6 @@ static __device__ __forceinline__ void scale_and_split_b(char* to, float2* scale
   split_b(to, from, make_float4(down[0], down[1], down[2], down[3]));
 }
 #endif
-
 
 // A chunk of B, for a converting warp: lets go its boxes.
 static __device__ __forceinline__ void fetch_b(const char* slot, const MappedParams& p, const Cta& cta, Source& next,
