@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ..plan.device import CPU, EMULATIONS, DeviceSpec
+from ..plan.device import CPU, DeviceSpec, emulations
 from ..plan.planner import ProgramKey
 from ..plan.routes import Routes, Target, parse, read
 from ..plan.rules import Rule, line
@@ -99,8 +99,7 @@ def check(found: tuple[Rule, ...], family: str) -> tuple[Rule, ...]:
     """The routes, each of which has its program. Raises ``ValueError`` naming one that has not."""
     for rule in found:
         assert rule.tile  # parsed as a route, which has one
-        having = [name for name, families in EMULATIONS.items() if family in families]
-        for emulation in [rule.emulation] if rule.emulation else having:
+        for emulation in [rule.emulation] if rule.emulation else emulations(family):
             try:
                 program(ProgramKey(family, *rule.tile, True, True, "f32", "f32", emulation))
             except LookupError as e:

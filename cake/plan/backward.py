@@ -11,7 +11,7 @@ from .planner import Plan, ProgramKey
 from .tiles import TILES
 
 #: Rows of wgrad's tile in a program that does both. A tile of 64 rows is chosen for a dW that alone has few;
-#: beside dgrad's tiles that is no gain, and it would double the programs.
+#: beside dgrad's, which fill SMs too, that should not pay (not measured), and it would double the programs.
 WGRAD_ROWS = 128
 
 

@@ -23,6 +23,11 @@ def families(arch: str) -> tuple[str, ...]:
     return tuple(f for f, need in FAMILIES.items() if arch == need or (type(need) is int and number >= need))
 
 
+def emulations(family: str) -> tuple[str, ...]:
+    """The emulations that a program family has."""
+    return tuple(name for name, having in EMULATIONS.items() if family in having)
+
+
 def _needed(family: str) -> str:
     """What a family runs on, in words."""
     need = FAMILIES[family]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from .device import EMULATIONS
+from .device import emulations
 from .partition import GROUP, MAX_SEGMENTS
 from .raster import Raster
 
@@ -100,7 +100,7 @@ def parse(entry: Mapping[str, object], family: str, *, route: bool = False) -> R
                 raise wrong("T", "a positive integer or [first, last]")
     if out not in (None, "f32", "bf16"):
         raise wrong("out", "f32 or bf16")
-    having = [name for name, families in EMULATIONS.items() if family in families]
+    having = emulations(family)
     if emulation is not None and emulation not in having:
         raise wrong("emulation", " or ".join(having))
     if "hold" in entry and (type(hold) is not int or hold not in (1, group)):

@@ -6,7 +6,7 @@ from itertools import combinations, product
 import pytest
 
 from cake.plan import rules
-from cake.plan.device import EMULATIONS, FAMILIES
+from cake.plan.device import FAMILIES, emulations
 from cake.plan.planner import ProgramKey
 from cake.plan.rules import Rule, find, parse, shipped
 from cake.plan.tiles import TILES
@@ -36,7 +36,7 @@ def test_every_op_has_a_default(family):
 
 @pytest.mark.parametrize(("family", "rule"), EVERY)
 def test_program_of_a_rule_exists(family, rule):
-    names = [rule.emulation] if rule.emulation else [e for e, have in EMULATIONS.items() if family in have]
+    names = [rule.emulation] if rule.emulation else emulations(family)
     for a_k, b_k, emulation in product((True, False), (True, False), names):
         for tile in [rule.tile] if rule.tile else TILES[family, emulation]:
             key = ProgramKey(family, *tile, a_k, b_k, "f32", "f32", emulation)
