@@ -50,11 +50,14 @@ class Params(ctypes.Structure):
         ("tiles_m", ctypes.c_int),
         ("tiles_n", ctypes.c_int),
         ("segment", ctypes.c_int),
-        ("hold", ctypes.c_int),
         ("raster", ctypes.c_int),
-        ("reduction", ctypes.c_int),
-        ("out_bf16", ctypes.c_int),
+        ("band_inverse", ctypes.c_uint),
+        ("raster_inverse", ctypes.c_uint),
+        ("rest_inverse", ctypes.c_uint),
         ("spin", ctypes.c_int),  # read by planted programs only
+        ("hold", ctypes.c_ubyte),
+        ("reduction", ctypes.c_ubyte),
+        ("out_bf16", ctypes.c_ubyte),
     )
 
 
@@ -86,9 +89,15 @@ def aligned(kind: type[Block]) -> Block:
     return kind.from_buffer(memory, -ctypes.addressof(memory) % ALIGNMENT)
 
 
+def inverse(divisor: int) -> int:
+    """What ``cake::divide`` of csrc/common/router.cuh divides by a positive ``divisor`` with."""
+    return min(2**32 // divisor, 2**32 - 1)
+
+
 def parameters(plan: Plan) -> Params:
     """The parameters of a plan's GEMM, its pointers still null."""
-    p = plan.problem
+    p, (rows, columns) = plan.problem, plan.tiles
+    raster = min(plan.raster.height, rows)
     lines = (p.out.ld, 1) if p.out.unit == 1 else (1, p.out.ld)
     return Params(
         lda=p.a.ld,
@@ -98,14 +107,17 @@ def parameters(plan: Plan) -> Params:
         m=p.m,
         n=p.n,
         k=p.k,
-        tiles_m=plan.tiles[0],
-        tiles_n=plan.tiles[1],
+        tiles_m=rows,
+        tiles_n=columns,
         segment=plan.partition.segment,
+        raster=raster,
+        band_inverse=inverse(raster * columns),
+        raster_inverse=inverse(raster),
+        rest_inverse=inverse(rows % raster or raster),
+        spin=plan.spin,
         hold=plan.hold,
-        raster=plan.raster.height,
         reduction=REDUCTIONS[plan.reduction],
         out_bf16=int(p.out.dtype == "bf16"),
-        spin=plan.spin,
     )
 
 

@@ -46,9 +46,9 @@ def test_a_capture_under_way_is_relaxed_for_the_length_of_a_call():
 
 
 def test_parameter_block_has_the_layout_of_the_kernel():
-    """5 pointers and 4 long longs, then 11 ints (the last one a planted program's), padded to 8 bytes."""
-    assert ctypes.sizeof(Params) == 9 * 8 + 12 * 4
-    assert Params.m.offset == 72
+    """5 pointers, 4 long longs, 11 ints (the last one a planted program's) and 3 bytes, padded to 4."""
+    assert ctypes.sizeof(Params) == 9 * 8 + 11 * 4 + 4
+    assert (Params.m.offset, Params.spin.offset, Params.out_bf16.offset) == (72, 112, 118)
 
 
 def test_maps_are_aligned_where_the_kernel_and_the_driver_want_them():

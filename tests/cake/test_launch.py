@@ -7,12 +7,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cake.candidates import problem
 from cake.launch import driver, router
-from cake.launch.router import BackwardParams, BoundBackward, BoundPlan, MappedParams, Params, Workspaces
+from cake.launch.router import (
+    BackwardParams,
+    BoundBackward,
+    BoundPlan,
+    MappedParams,
+    Params,
+    Workspaces,
+    inverse,
+    parameters,
+)
 from cake.plan.backward import joined
-from cake.plan.planner import plan
+from cake.plan.planner import by_rule, plan
+from cake.plan.rules import parse
 from cake.program.registry import program
 from tests.cake.test_tensormap import Api
 
@@ -89,3 +101,29 @@ def test_both_gradients_have_their_own_maps_and_dw_the_workspace(api):
     assert (block.wgrad.a.words[0], block.wgrad.b.words[0], block.wgrad.params.out) == (16, 64, 80)
     assert block.dgrad_ctas == both.ctas[0] and block.wgrad.params.hold == 2
     assert block.wgrad.params.partial and not block.dgrad.params.partial
+
+
+def divide(x, divisor, reciprocal):
+    """``cake::divide`` of csrc/common/router.cuh."""
+    quotient = x * reciprocal >> 32
+    return quotient + (x - quotient * divisor >= divisor)
+
+
+@given(x=st.integers(0, 2**32 - 1), divisor=st.integers(1, 2**31 - 1))
+def test_kernels_divide_exactly(x, divisor):
+    assert divide(x, divisor, inverse(divisor)) == x // divisor
+
+
+@given(rows=st.integers(1, 300), columns=st.integers(1, 300), height=st.integers(1, 400), data=st.data())
+def test_kernels_find_a_tile_where_the_raster_has_it(rows, columns, height, data):
+    """``cake::locate`` of csrc/common/router.cuh, with a plan's parameters."""
+    rule = {"op": "dgrad", "tile": "64x64", "hold": 1, "raster": height, "why": "a test"}
+    made = by_rule(problem("dgrad", rows * 64, columns * 64, 64), "sm80", parse(rule, "sm80"))
+    p = parameters(made)
+    assert (p.tiles_m, p.tiles_n, p.raster) == (rows, columns, min(height, rows))
+    tile = data.draw(st.integers(0, rows * columns - 1))
+    first = divide(tile, p.raster * p.tiles_n, p.band_inverse) * p.raster
+    left, inside = rows - first, tile - first * columns
+    band, reciprocal = (p.raster, p.raster_inverse) if left >= p.raster else (left, p.rest_inverse)
+    column = divide(inside, band, reciprocal)
+    assert (first + inside - column * band, column) == made.raster.locate(tile, rows, columns)

@@ -18,21 +18,29 @@ struct Params {
   int m, n, k;
   int tiles_m, tiles_n; // rows and columns of tiles
   int segment;  // K elements a segment, a multiple of CHUNK
-  int hold;     // segments a CTA: 1 or GROUP
-  int raster;   // row tiles walked before the next column tile
-  int reduction;
-  int out_bf16;
+  int raster;   // row tiles walked before the next column tile: a band, at most tiles_m
+  unsigned band_inverse, raster_inverse, rest_inverse; // of the tiles of a band; of the rows of one, and of the last one if it has fewer
   int spin;     // clocks, of planted programs
+  unsigned char hold;      // segments a CTA
+  unsigned char reduction;
+  unsigned char out_bf16;
 };
 
 __device__ __forceinline__ int tiles_of(const Params& p) { return p.tiles_m * p.tiles_n; }
 
+// x / d, `inverse` being 2^32 / d rounded down, or 2^32 - 1: short of the quotient by 1 at most. A division is 25 instructions, and
+// a launch fetches its first ones from memory.
+__device__ __forceinline__ unsigned divide(unsigned x, unsigned d, unsigned inverse) {
+  const unsigned q = __umulhi(x, inverse);
+  return q + (x - q * d >= d);
+}
+
 // Tile `t` in an order that walks p.raster row tiles before the next column tile (cake/plan/raster.py).
 __device__ __forceinline__ void locate(const Params& p, unsigned t, int& tile_m, int& tile_n) {
-  // Unsigned divisions are half the code of signed ones.
-  const unsigned first = t / (unsigned)(p.raster * p.tiles_n) * p.raster;
-  const unsigned height = min((unsigned)p.tiles_m - first, (unsigned)p.raster), inside = t - first * p.tiles_n;
-  tile_n = inside / height;
+  const unsigned first = divide(t, p.raster * p.tiles_n, p.band_inverse) * p.raster, left = p.tiles_m - first;
+  const bool whole = left >= (unsigned)p.raster;
+  const unsigned height = whole ? p.raster : left, inside = t - first * p.tiles_n;
+  tile_n = divide(inside, height, whole ? p.raster_inverse : p.rest_inverse);
   tile_m = first + (inside - tile_n * height);
 }
 

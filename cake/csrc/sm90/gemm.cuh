@@ -157,15 +157,38 @@ struct Source {
     k_step = every * CHUNK;
     k = k_first = s.k_begin + first * CHUNK, k_end = s.k_begin + s.chunks * CHUNK;
     tile = k < k_end ? cta.tile : tiles_of(p);
-    if (left(p)) origin(p, tile, m0, n0);
+    origin(p, tile, m0, n0);
   }
   __device__ __forceinline__ bool left(const Params& p) const { return tile < tiles_of(p); }
   __device__ __forceinline__ void advance(const Params& p, const Cta& cta) {
     if ((k += k_step) < k_end) return;
     k = k_first, tile += cta.walkers;
-    if (left(p)) origin(p, tile, m0, n0);
+    origin(p, tile, m0, n0);
   }
 };
+
+// What a warp copies of every chunk of an operand: boxes, side by side along their first axis, to one of its slots.
+struct Share {
+  const TensorMap* map;
+  bool of_a, unit_k;
+  int k, line;  // of its first element: from where the chunk, and the tile, begin
+  int bytes, boxes, box_bytes, box_step;
+};
+// Lets go the next chunk's.
+static __device__ __forceinline__ void fetch(const Share& share, const char* slot, const Params& p, const Cta& cta, Source& next,
+                                             unsigned long long* barrier) {
+  if (!next.left(p)) return;
+  if (threadIdx.x % 32 == 0) {
+    const int k = next.k + share.k, line = (share.of_a ? next.m0 : next.n0) + share.line;
+    int x = share.unit_k ? k : line;
+    barrier_expect(barrier, share.bytes);
+#pragma unroll 1
+    for (int i = 0; i < share.boxes; ++i, x += share.box_step, slot += share.box_bytes)
+      copy_box(slot, *share.map, x, share.unit_k ? line : k, barrier);
+  }
+  next.advance(p, cta);
+  __syncwarp();
+}
 
 // --- the order along K ---------------------------------------------------------------------------------------------------
 
@@ -297,19 +320,10 @@ static __device__ __forceinline__ const char* pair_a(const char* slot, int step,
   return slot + (step * 16 + k) * 16 * A_SIZE + ((row * A_SIZE / 16) ^ trade) * 16 + row * A_SIZE % 16;
 }
 
-// A chunk of A, for a warp: lets go its boxes.
-static __device__ __forceinline__ void fetch_a(const char* slot, const MappedParams& p, const Cta& cta, Source& next,
-                                               unsigned long long* barrier) {
-  if (!next.left(p.params)) return;
-  if (threadIdx.x % 32 == 0) {
-    const int m = next.m0 + (int)threadIdx.x % TILE_THREADS / 32 * 16, k = next.k;
-    barrier_expect(barrier, A_WARP_BYTES);
-#pragma unroll
-    for (int i = 0; i < BK; i += A_BOX_K)
-      copy_box(slot + i * 16 * A_SIZE, p.a, A_UNIT_K ? k + i : m, A_UNIT_K ? m : k, barrier);
-  }
-  next.advance(p.params, cta);
-  __syncwarp();
+// A multiplying warp's share of A: 16 rows.
+static __device__ __forceinline__ Share share_of_a(const MappedParams& p) {
+  const int row = (int)threadIdx.x % TILE_THREADS / 32 * 16;
+  return {&p.a, true, A_UNIT_K, 0, row, A_WARP_BYTES, BK / A_BOX_K, A_BOX_K * 16 * A_SIZE, A_BOX_K};
 }
 
 static __device__ __forceinline__ float2 load_two(const char* slot) {
@@ -622,20 +636,10 @@ static __device__ __forceinline__ void scale_and_split_b(char* to, float2* scale
 }
 #endif
 
-// A chunk of B, for a converting warp: lets go its boxes.
-static __device__ __forceinline__ void fetch_b(const char* slot, const MappedParams& p, const Cta& cta, Source& next,
-                                               unsigned long long* barrier) {
-  if (!next.left(p.params)) return;
-  if (threadIdx.x % 32 == 0) {
-    const int warp = threadIdx.x % 128 / 32;
-    const int k = next.k + (FP16X2 ? 0 : warp * 16), n = next.n0 + (FP16X2 ? warp * SHARE_N : 0);
-    barrier_expect(barrier, SHARE_BYTES);
-#pragma unroll
-    for (int i = 0; i < B_BOXES; ++i)
-      copy_box(slot + i * (SHARE_BYTES / B_BOXES), p.b, B_UNIT_K ? k + i * 16 : n, B_UNIT_K ? n : k, barrier);
-  }
-  next.advance(p.params, cta);
-  __syncwarp();
+// A converting warp's share of B, see SHARE_K and SHARE_N.
+static __device__ __forceinline__ Share share_of_b(const MappedParams& p) {
+  const int warp = threadIdx.x % 128 / 32;
+  return {&p.b, false, B_UNIT_K, FP16X2 ? 0 : warp * 16, FP16X2 ? warp * SHARE_N : 0, SHARE_BYTES, B_BOXES, SHARE_BYTES / B_BOXES, 16};
 }
 
 static __device__ __forceinline__ void convert(const MappedParams& mapped, const Cta& cta, const Span& s, char* stages, const char* slots,
@@ -666,7 +670,7 @@ static __device__ __forceinline__ void convert(const MappedParams& mapped, const
     fence_async();
     barrier_arrive(&ring.full[stage]);
     __syncwarp();  // all of the warp have read the slot
-    fetch_b(from, mapped, cta, next, &ring.b[warp][slot]);
+    fetch(share_of_b(mapped), from, mapped.params, cta, next, &ring.b[warp][slot]);
     if (++stage == STAGES) stage = 0, phase ^= 1;
     if (++slot == B_RING) slot = 0, slot_phase ^= 1;
     if (++chunk == s.chunks) chunk = 0, tile += cta.walkers;
@@ -777,7 +781,7 @@ static __device__ __forceinline__ void multiply_tiles(const MappedParams& mapped
       barrier_wait(&ring.full[stage], phase);
       multiply(acc, parts, a, scales, smem_address(b));
       __syncwarp();  // all of the warp have read the slot
-      fetch_a(a, mapped, cta, next, &ring.a[warp][slot]);
+      fetch(share_of_a(mapped), a, p, cta, next, &ring.a[warp][slot]);
       if (++slot == A_RING) slot = 0, slot_phase ^= 1;
       wgmma_wait<0>();
 #if FP16X2
@@ -821,23 +825,29 @@ static __device__ __forceinline__ void multiply_tiles(const MappedParams& mapped
 static constexpr int STAGES_AT = A_RING * A_CHUNK_BYTES, B_SLOTS_AT = STAGES_AT + STAGES * STAGE_BYTES;
 static constexpr int SUMS_AT = B_SLOTS_AT + B_RING * 4 * SHARE_BYTES;
 
-// By a warp: its own barriers, and the wait for earlier launches.
-static __device__ __forceinline__ void begin_slots(const TensorMap& map, unsigned long long* barriers, int ring) {
-  if (threadIdx.x % 32 == 0) {
-    prefetch_map(map);
-#pragma unroll 1
-    for (int i = 0; i < ring; ++i) barrier_init(&barriers[i], 1);
-    barrier_fence();
-  }
-  __syncwarp();
-  wait_for_earlier_launches();
-}
-
-// By all threads of a CTA.
+// By all threads of a CTA. Every warp lets its first copies go before anything else, all by the same few instructions: these come
+// from memory as well, and those of all else while the copies are on their way.
 static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta, char* smem) {
   __shared__ Ring ring;
   const Span s = span_of(p.params, cta);
   const int warp = threadIdx.x / 32;
+  const bool multiplies = threadIdx.x < MMA_THREADS;
+  const Share share = multiplies ? share_of_a(p) : share_of_b(p);
+  const int slot_count = multiplies ? A_RING : B_RING;
+  const char* slots = smem + (multiplies ? warp * A_RING * A_WARP_BYTES : B_SLOTS_AT + warp % 4 * B_RING * SHARE_BYTES);
+  unsigned long long* own = multiplies ? ring.a[warp] : ring.b[warp % 4];
+  if (threadIdx.x % 32 == 0) prefetch_map(*share.map);
+  wait_for_earlier_launches();
+  Source next;
+  next.begin(p.params, cta, s, multiplies && K_GROUPS > 1 ? threadIdx.x / TILE_THREADS : 0, multiplies ? K_GROUPS : 1);
+#pragma unroll 1
+  for (int i = 0; i < slot_count; ++i) {
+    if (threadIdx.x % 32 == 0) {
+      barrier_init(&own[i], 1);
+      barrier_fence();
+    }
+    fetch(share, slots + i * share.bytes, p.params, cta, next, &own[i]);
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(&ring.full[i], 128);
@@ -845,21 +855,6 @@ static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta
     }
     barrier_init(&ring.handed, TILE_THREADS);
     barrier_init(&ring.taken, TILE_THREADS);
-  }
-  // Every warp lets its first copies go before anything else: the code of all else is fetched while they are on their way.
-  Source next;
-  const bool multiplies = threadIdx.x < MMA_THREADS;
-  const char* slots = smem + (multiplies ? warp * A_RING * A_WARP_BYTES : B_SLOTS_AT + warp % 4 * B_RING * SHARE_BYTES);
-  if (multiplies) {
-    begin_slots(p.a, ring.a[warp], A_RING);
-    next.begin(p.params, cta, s, K_GROUPS == 1 ? 0 : threadIdx.x / TILE_THREADS, K_GROUPS);
-#pragma unroll 1
-    for (int i = 0; i < A_RING; ++i) fetch_a(slots + i * A_WARP_BYTES, p, cta, next, &ring.a[warp][i]);
-  } else {
-    begin_slots(p.b, ring.b[warp % 4], B_RING);
-    next.begin(p.params, cta, s, 0, 1);
-#pragma unroll 1
-    for (int i = 0; i < B_RING; ++i) fetch_b(slots + i * SHARE_BYTES, p, cta, next, &ring.b[warp % 4][i]);
   }
   __syncthreads();
   if (multiplies) {

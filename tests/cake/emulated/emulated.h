@@ -164,6 +164,7 @@ inline unsigned __float_as_uint(float x) { unsigned u; std::memcpy(&u, &x, 4); r
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 inline float __uint_as_float(unsigned u) { float x; std::memcpy(&x, &u, 4); return x; }
 inline float __int_as_float(int i) { return __uint_as_float((unsigned)i); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t both = (uint64_t)b << 32 | a;
   unsigned r = 0;
