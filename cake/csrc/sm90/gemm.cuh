@@ -117,6 +117,13 @@ __device__ __forceinline__ float largest(float4 x) {
 __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
+__device__ __forceinline__ float2 operator+(const float2& a, const float2& b) { return make_float2(a.x + b.x, a.y + b.y); }
+
+// One pair of neighbouring sums, or two.
+template <bool PAIR>
+struct PieceOf { using type = float2; };
+template <>
+struct PieceOf<false> { using type = float4; };
 
 template <class C>
 struct Gemm {
@@ -485,30 +492,38 @@ static __device__ __forceinline__ void add_partial(float* part, Sums& s) {
   for (int i = 0; i < N / 4; ++i) v[i] = __ldcg(slot_of(part, i, threadIdx.x)) + v[i];
 }
 
-// Writes the f-th float4 of a tile (of thread f % TILE_THREADS): two pairs, rows ROW_STEP apart.
-static __device__ __forceinline__ void store_slot(const Params& p, int m0, int n0, int f, const float4& v) {
-  const int t = f % TILE_THREADS, lane = t % 32;
-  const int row = m0 + t / 32 * 16 + row_of(lane), column = n0 + column_of(lane, f / TILE_THREADS);
+// CTAs that add a tile's partial sums do so in pieces: pairs of neighbours where a CTA has few, so that several warps have some, else
+// two pairs. They are numbered as write_partial leaves them.
+static constexpr bool BY_PAIRS = SUMS <= 32;
+using Piece = typename PieceOf<BY_PAIRS>::type;
+static constexpr int PIECES = SUMS * TILE_THREADS / (BY_PAIRS ? 2 : 4);
+
+static __device__ __forceinline__ void store_piece(const Params& p, int m0, int n0, int piece, const Piece& v) {
+  const int slot = BY_PAIRS ? piece / 2 : piece, lane = slot % 32;
+  const int row = m0 + slot % TILE_THREADS / 32 * 16 + row_of(lane), column = n0 + column_of(lane, slot / TILE_THREADS);
+  if constexpr (BY_PAIRS) {
+    store_pair(p, row + piece % 2 * ROW_STEP, column, &v.x);
+  } else {
 #pragma unroll 1
-  for (int h = 0; h < 2; ++h) {
-    const float pair[2] = {h ? v.z : v.x, h ? v.w : v.y};
-    store_pair(p, row + h * ROW_STEP, column, pair);
+    for (int h = 0; h < 2; ++h) {
+      const float pair[2] = {h ? v.z : v.x, h ? v.w : v.y};
+      store_pair(p, row + h * ROW_STEP, column, pair);
+    }
   }
 }
 
-// The f-th float4 of a tile, summed over all parts in the fixed order: groups in sequence, parts of a group in sequence.
+// A piece summed over all parts, the first of which it is at, in the fixed order: groups in sequence, parts of a group in sequence.
 // PARTS_AT_ONCE are on their way at once, one trip to the L2 for all of them.
-static constexpr int PARTS_AT_ONCE = SUMS <= 32 ? 16 : 8;
-static __device__ __forceinline__ float4 sum_parts(const float* tile, int parts, bool grouped, int f) {
+static constexpr int PARTS_AT_ONCE = BY_PAIRS ? 16 : 8;
+static __device__ __forceinline__ Piece sum_parts(const Piece* from, int parts, bool grouped) {
   static_assert(GROUP == 2, "groups are pairs");
-  float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-  const float4* from = reinterpret_cast<const float4*>(tile) + f;
+  Piece total = {};
 #pragma unroll 1
-  for (int first = 0; first < parts; first += PARTS_AT_ONCE, from += PARTS_AT_ONCE * (BM * BN / 4)) {
-    float4 v[PARTS_AT_ONCE];
+  for (int first = 0; first < parts; first += PARTS_AT_ONCE, from += PARTS_AT_ONCE * PIECES) {
+    Piece v[PARTS_AT_ONCE];
 #pragma unroll
     for (int j = 0; j < PARTS_AT_ONCE; ++j)
-      if (first + j < parts) v[j] = __ldcg(from + j * (BM * BN / 4));
+      if (first + j < parts) v[j] = __ldcg(from + j * PIECES);
 #pragma unroll
     for (int j = 0; j < PARTS_AT_ONCE; j += 2) {
       if (first + j >= parts) break;
@@ -572,12 +587,14 @@ static __device__ __forceinline__ void finish(const Params& p, const Cta& cta, i
     sync_threads(MMA_BARRIER, TILE_THREADS);
     if (!last) return;
   }
-  // Shares are whole warps of float4.
-  constexpr int ALL = SUMS / 4 * TILE_THREADS;
-  const int share = spread ? (ALL / 32 + parts - 1) / parts * 32 : ALL, first = spread ? cta.part * share : 0;
+  // Shares are whole warps of pieces. As many parts as are read at once is the usual case, and a third of the code.
+  const int share = spread ? (PIECES / 32 + parts - 1) / parts * 32 : PIECES, first = spread ? cta.part * share : 0;
+  const bool usual = parts == PARTS_AT_ONCE, grouped = p.hold == 1;
 #pragma unroll 1
-  for (int f = first + threadIdx.x; f < min(first + share, ALL); f += TILE_THREADS)
-    store_slot(p, m0, n0, f, sum_parts(all, parts, p.hold == 1, f));
+  for (int piece = first + threadIdx.x; piece < min(first + share, PIECES); piece += TILE_THREADS) {
+    const Piece* from = reinterpret_cast<const Piece*>(all) + piece;
+    store_piece(p, m0, n0, piece, usual ? sum_parts(from, PARTS_AT_ONCE, grouped) : sum_parts(from, parts, grouped));
+  }
 }
 
 // --- the two kinds of warpgroups -----------------------------------------------------------------------------------------
