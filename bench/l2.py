@@ -74,8 +74,8 @@ class L2:
         if not self._sweeps:
             return
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        self._sweeps["bench_l2_write"](stream)
-        self._sweeps["bench_l2_read"](stream)
+        self._sweeps["bench_l2_write"].launch(stream)
+        self._sweeps["bench_l2_read"].launch(stream)
 
     def prove(self, timer: Timer) -> L2Proof | None:
         """Time a memory-bound probe after a flush, and after a sweep of its own buffer. ``None`` on a CPU."""
@@ -96,7 +96,7 @@ class L2:
 
     def _launch(self, name: str) -> Any:
         sweep = self._sweeps[name]
-        return lambda: sweep(torch._C._cuda_getCurrentRawStream(self.device.index))
+        return lambda: sweep.launch(torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def _load(self) -> None:
         from cake.launch.driver import Launcher, load_kernel
@@ -120,4 +120,4 @@ class L2:
         ):
             sweep = Sweep(buffer.data_ptr(), buffer.numel() // 4, sink.data_ptr())
             kernel = load_kernel(cubin, name, device=index)
-            self._sweeps[name] = Launcher(kernel, (blocks, 1, 1), _THREADS, 0, sweep)
+            self._sweeps[name] = Launcher(kernel, index, (blocks, 1, 1), _THREADS, 0, sweep)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -46,21 +45,18 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-_thread = threading.local()
+def bind_thread(device: int) -> bool:
+    """Give this thread torch's (primary) context if it has none: a thread that torch never used has none.
 
-
-def bind_thread(device: int) -> None:
-    """Give this thread torch's (primary) context if it has none yet: a thread that torch never used has no
-    context.
+    Whether it had none. Raises :class:`DriverError`.
     """
-    if getattr(_thread, "bound", False):
-        return
     api = driver()
-    if int(check("cuCtxGetCurrent", api.cuCtxGetCurrent())) == 0:
-        handle = check("cuDeviceGet", api.cuDeviceGet(device))
-        context = check("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(handle))
-        check("cuCtxSetCurrent", api.cuCtxSetCurrent(context))
-    _thread.bound = True
+    if int(check("cuCtxGetCurrent", api.cuCtxGetCurrent())) != 0:
+        return False
+    handle = check("cuDeviceGet", api.cuDeviceGet(device))
+    context = check("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(handle))
+    check("cuCtxSetCurrent", api.cuCtxSetCurrent(context))
+    return True
 
 
 @contextmanager
@@ -100,7 +96,7 @@ def load_kernel(cubin: bytes, name: str, *, device: int, smem_bytes: int = 0) ->
 
 
 class Launcher:
-    """A kernel with its grid and its parameter block, ready to be enqueued again and again.
+    """A kernel of a device with its grid and its parameter block, ready to be enqueued again and again.
 
     ``parameters`` is a ctypes structure, the kernel's single by-value parameter; the caller may change its
     fields between launches. ``pdl`` asks for programmatic dependent launch, which needs compute capability
@@ -110,6 +106,7 @@ class Launcher:
     def __init__(
         self,
         kernel: Any,
+        device: int,
         grid: tuple[int, int, int],
         threads: int,
         smem_bytes: int,
@@ -120,7 +117,7 @@ class Launcher:
     ) -> None:
         api = driver()
         self._launch = api.cuLaunchKernelEx
-        self._kernel = kernel
+        self._kernel, self._device = kernel, device
         self._parameters = parameters
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         self._address = ctypes.addressof(self._arguments)
@@ -145,11 +142,13 @@ class Launcher:
             config.attrs = attributes
         config.numAttrs = len(attributes)
 
-    def __call__(self, stream: int) -> None:
-        """Enqueue on a raw stream of the current context. Raises :class:`DriverError`."""
+    def launch(self, stream: int) -> None:
+        """Enqueue on a raw stream of the device, the current one. Raises :class:`DriverError`."""
         if stream != self._stream:
             self._config.hStream = stream
             self._stream = stream
         (status,) = self._launch(self._config, self._kernel, self._address, 0)
         if status:
+            if bind_thread(self._device):  # to ask every time would take 0.3 us
+                (status,) = self._launch(self._config, self._kernel, self._address, 0)
             check("cuLaunchKernelEx", (status,))

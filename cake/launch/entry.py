@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial, reduce
+from operator import or_
+from typing import Any, NamedTuple
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
 from .. import cpu, operand
 from ..operand import OPERANDS, Kind
@@ -33,6 +37,13 @@ def product(kind: Kind, first: torch.Tensor, second: torch.Tensor) -> tuple[torc
 def apart(at1: int, span1: int, at2: int, span2: int) -> bool:
     """Whether two byte ranges, each an address and a length, share nothing."""
     return at1 + span1 <= at2 or at2 + span2 <= at1
+
+
+def aligned(*at: int) -> bool:
+    """Whether what lies at these addresses can be kept: an empty tensor need not be anywhere, and one without
+    memory ("meta") has the CPU's number.
+    """
+    return all(at) and not reduce(or_, at) & (operand.ALIGNMENT - 1)
 
 
 def addresses(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> Addresses:
@@ -73,6 +84,16 @@ class Entry:
         self.device = first.device
         self.options = options
         self.used = False
+        #: The raw stream and the generation of routes under which it is kept.
+        self.stream, self.generation = 0, 0
+        #: The raw current stream of its device.
+        self.current_stream: Callable[[], int] = (
+            partial(torch._C._cuda_getCurrentRawStream, first.device.index) if first.is_cuda else int
+        )
+        #: Whether tensors have the properties of those that it was last found for.
+        self.same: Callable[..., bool] = _never
+        #: Where the tensors of its last repeat lay.
+        self.at: Addresses | None = None
         self.plan: Plan | None = None
         self.spans = operand.span(first), operand.span(second), operand.span(out)
         self._bound: BoundPlan | None = None
@@ -103,6 +124,14 @@ class Entry:
         name1, name2, name = OPERANDS[self.kind]
         operand.check_overlap(name, out, {name1: first, name2: second})
 
+    def takes(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses) -> bool:
+        """Whether a repeat with tensors elsewhere can use it; ``ValueError`` as :meth:`check_overlap`."""
+        if not aligned(*at):
+            return False
+        self.check_overlap(first, second, out, at)
+        self.at = at
+        return True
+
     def bind(self, workspace: Workspace | None = None) -> Entry:
         """Compile and load the program (GPU) if that is still to be done, with a workspace of the entry's own
         or the current stream's.
@@ -115,15 +144,15 @@ class Entry:
         self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses, stream: int
     ) -> None:
         """Compute into ``out``; on a GPU, enqueue on the raw current stream of the tensors' device."""
-        if self._bound is None and self.device.type == "cuda":
-            self.bind()  # it was made for a launch of both gradients
-        if self._bound is not None:
-            index = self.device.index
-            if torch._C._cuda_getDevice() == index:
-                self._bound.launch(at, stream)
+        bound = self._bound
+        if bound is None and self.device.type == "cuda":
+            bound = self.bind()._bound  # it was made for a launch of both gradients
+        if bound is not None:
+            if torch._C._cuda_getDevice() == bound.index:
+                bound.launch(at, stream)
             else:
-                with torch.cuda.device(index):
-                    self._bound.launch(at, stream)
+                with torch.cuda.device(bound.index):
+                    bound.launch(at, stream)
         elif self.plan is not None:
             a, b = product(self.kind, first, second)
             cpu.run(self.plan, a, b, out)
@@ -158,15 +187,42 @@ class Both:
         if self._bound is None:
             dgrad.run(*dx, at_dx, stream)
             self.wgrad.run(*dw, at_dw, stream)
-        elif torch._C._cuda_getDevice() == self.device.index:
+        elif torch._C._cuda_getDevice() == self._bound.index:
             self._bound.launch(at_dx, at_dw, stream)
         else:
-            with torch.cuda.device(self.device.index):
+            with torch.cuda.device(self._bound.index):
                 self._bound.launch(at_dx, at_dw, stream)
 
 
+def _never(*tensors: torch.Tensor) -> bool:
+    return False
+
+
 class Entries(Bounded[Entry]):
-    """The bounded cache of eager calls, and what makes the entries."""
+    """The bounded cache of eager calls, and what makes the entries.
+
+    ``last`` has, by kind and options, the entry last found for an output that the caller gave.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.last: dict[tuple[Any, ...], Entry] = {}
+
+    def found(self, call: tuple[Any, ...], entry: Entry, tensors: Tensors) -> None:
+        """A kept entry was found by all properties of these tensors."""
+        if not entry.same(*tensors):
+            # It asks for more than decides a launch (whether autograd follows a tensor): such calls are
+            # looked up as ever.
+            guards: Any = TensorGuards  # torch's own annotations leave the tensors out
+            entry.same = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        if len(self.last) >= self._limit:
+            self.last.clear()
+        self.last[call] = entry
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        super().clear()
+        self.last.clear()
 
     def make(
         self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options

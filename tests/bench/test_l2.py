@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,7 +73,9 @@ def test_the_proof_compares_flushed_with_warmed(monkeypatch: pytest.MonkeyPatch)
     log: list[str] = []
     l2 = L2("cpu")
     l2.device = torch.device("cuda", 0)
-    l2._sweeps = {name: lambda stream, name=name: log.append(name) for name in KERNELS}
+    l2._sweeps = {
+        name: SimpleNamespace(launch=lambda stream, name=name: log.append(name)) for name in KERNELS
+    }
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     l2.flush()

@@ -31,11 +31,14 @@ class Block(ctypes.Structure):
 def main() -> None:
     source = 'struct Block { char bytes[384]; };\nextern "C" __global__ void nothing(const Block) {}\n'
     kernel = load_kernel(compile_cubin(source, device_spec(0).arch, name="nothing"), "nothing", device=0)
-    bare, stream = Launcher(kernel, (1, 1, 1), 384, 0, Block()), torch.cuda.current_stream().cuda_stream
+    bare = Launcher(kernel, 0, (1, 1, 1), 384, 0, Block())
+    together = Launcher(kernel, 0, (1, 1, 1), 384, 0, Block(), cooperative=True)
+    stream = torch.cuda.current_stream().cuda_stream
     X, W, G = (torch.randn(*shape, device="cuda") for shape in ((64, 4096), (256, 4096), (64, 256)))
     out, dX, dW = torch.empty_like(G), torch.empty_like(X), torch.empty_like(W)
     calls = {
-        "a bare launch": lambda: bare(stream),
+        "a bare launch": lambda: bare.launch(stream),
+        "a bare cooperative launch": lambda: together.launch(stream),
         "router_forward": lambda: cake.router_forward(X, W, out=out),
         "router_dgrad": lambda: cake.router_dgrad(G, W, out=dX),
         "router_wgrad": lambda: cake.router_wgrad(G, X, out=dW),

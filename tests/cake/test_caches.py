@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -43,6 +44,56 @@ def test_views_of_one_shape(device, kind):
             assert error(call_kind(a, b), expected) <= 4e-7
 
 
+def test_what_is_found_again_is_what_torch_says_the_tensors_are(device):
+    """One entry a call's properties, found with one check where they are the last ones; autograd is none of
+    them, and a tensor that was changed in place is another one.
+    """
+    cake.clear_caches()
+    X, W = torch.randn(24, 64, device=device), torch.randn(32, 64, device=device)
+    out = torch.empty(24, 32, device=device)
+    wide = torch.empty(24, 40, device=device)[:, :32]
+    expected = X.double().cpu() @ W.double().cpu().t()
+    for target in (out, out, wide, wide, out):
+        target.fill_(float("nan"))
+        assert error(cake.router_forward(X, W, out=target), expected) <= 4e-7
+    assert len(router._entries) == 2
+    for w in (W, torch.nn.Parameter(W), W):
+        assert error(cake.router_forward(X, w, out=out), expected) <= 4e-7
+    with torch.inference_mode():
+        assert error(cake.router_forward(X, W, out=out), expected) <= 4e-7
+    assert len(router._entries) == 2
+    X.resize_(8, 64)
+    out.resize_(8, 32).fill_(float("nan"))
+    assert error(cake.router_forward(X, W, out=out), expected[:8]) <= 4e-7
+    assert len(router._entries) == 3
+    with pytest.raises(TypeError, match="X must be float32 or bfloat16"):
+        cake.router_forward(X.double(), W, out=out)
+
+
+def test_an_output_that_moves_onto_an_input_is_refused(device):
+    """Addresses are looked at whenever they are others than before."""
+    memory = torch.randn(3, 64, 64, device=device)
+    X, W, out = memory
+    for _ in range(2):
+        cake.router_forward(X, W, out=out)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="out overlaps X in memory"):
+            cake.router_forward(X, W, out=X)
+    cake.router_forward(X, W, out=out)
+
+
+def test_kinds_of_calls_are_bounded(device, monkeypatch):
+    """Options are compared as they are given; equal ones need not be the same."""
+    cake.clear_caches()
+    monkeypatch.setattr(router._entries, "_limit", 4)
+    X, W = torch.randn(24, 64, device=device), torch.randn(32, 64, device=device)
+    for splits in range(1, 10):
+        cake.router_forward(X, W, splits=splits)
+        assert len(router._entries) <= 4 and len(router._entries.last) <= 4
+    cake.clear_caches()
+    assert len(router._entries) == len(router._entries.last) == 0
+
+
 def test_ten_thousand_shapes(device):
     """The cache stays bounded; a shape that was dropped is made anew, and is right."""
     cake.clear_caches()
@@ -69,6 +120,22 @@ def test_a_backward_pass_shares_one_gradient_s_launch_with_several_of_the_other(
         assert error(dx, reference("dgrad", now)) <= 4e-7 and error(dw, reference("wgrad", now)) <= 4e-7
         alone = cake.router_dgrad(now["G"], now["W"], emulation=emulation)
         assert torch.equal(dx, alone) and torch.equal(dw, cake.router_wgrad(now["G"], X, emulation=emulation))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_repeat_in_a_thread_that_never_used_the_gpu(moved):
+    """It has no context of its own; with tensors elsewhere the maps are pointed there, too."""
+    tensors = inputs(64, 256, 4096, "cuda:0")
+    X, W, out = tensors["X"], tensors["W"], torch.full((64, 256), float("nan"), device="cuda:0")
+    for _ in range(3):
+        expected = cake.router_forward(X, W, out=out).clone()
+    x, target = (X.clone(), torch.full_like(out, float("nan"))) if moved else (X, out.fill_(float("nan")))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cake.router_forward, x, W, out=target).result()
+    torch.cuda.synchronize()
+    assert torch.equal(target, expected)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ def test_no_driver_says_what_to_do():
         driver.load_kernel(b"", "kernel", device=0)
 
 
-def test_failed_calls_are_named():
-    class Status(int):
-        name = "CUDA_ERROR_INVALID_IMAGE"
+class Status(int):
+    @property
+    def name(self):
+        return f"CUDA_ERROR_{int(self)}"
 
+
+def test_failed_calls_are_named():
     with pytest.raises(
-        driver.DriverError, match=r"cuModuleLoadData\(router\) failed: CUDA_ERROR_INVALID_IMAGE \(200\)"
+        driver.DriverError, match=r"cuModuleLoadData\(router\) failed: CUDA_ERROR_200 \(200\)"
     ):
         driver.check("cuModuleLoadData(router)", (Status(200), None))
     assert driver.check("cuInit", (0, 7)) == 7
@@ -43,6 +47,52 @@ def test_a_capture_under_way_is_relaxed_for_the_length_of_a_call():
         assert api.mode == "relaxed"
         raise driver.DriverError("a module that does not load")
     assert api.mode == "global"
+
+
+class Contexts:
+    """A driver whose launches need the thread's context."""
+
+    CUlaunchConfig = SimpleNamespace
+
+    def __init__(self, current, always_fails=False):
+        self.current, self.always_fails, self.launched = current, always_fails, []
+
+    def cuLaunchKernelEx(self, config, kernel, arguments, extra):
+        if self.always_fails or not self.current:
+            return (Status(201),)
+        self.launched.append((config.hStream, kernel))
+        return (0,)
+
+    def cuCtxGetCurrent(self):
+        return 0, self.current
+
+    def cuDeviceGet(self, index):
+        return 0, index
+
+    def cuDevicePrimaryCtxRetain(self, handle):
+        return 0, 100 + handle
+
+    def cuCtxSetCurrent(self, context):
+        self.current = context
+        return (0,)
+
+
+@pytest.mark.parametrize("context", [103, 0], ids=["torch was here", "a new thread"])
+def test_a_thread_gets_the_device_s_context_when_a_launch_fails_for_want_of_it(monkeypatch, context):
+    api = Contexts(context)
+    monkeypatch.setattr(driver, "driver", lambda: api)
+    launcher = driver.Launcher("kernel", 3, (1, 1, 1), 32, 0, Params())
+    for stream in (7, 7, 9):
+        launcher.launch(stream)
+    assert api.launched == [(7, "kernel"), (7, "kernel"), (9, "kernel")] and api.current == 103
+
+
+@pytest.mark.parametrize("context", [103, 0])
+def test_a_launch_that_fails_all_the_same_is_an_error(monkeypatch, context):
+    api = Contexts(context, always_fails=True)
+    monkeypatch.setattr(driver, "driver", lambda: api)
+    with pytest.raises(driver.DriverError, match=r"cuLaunchKernelEx failed: CUDA_ERROR_201 \(201\)"):
+        driver.Launcher("kernel", 3, (1, 1, 1), 32, 0, Params()).launch(7)
 
 
 def test_parameter_block_has_the_layout_of_the_kernel():

@@ -34,12 +34,12 @@ CPU = torch.device("cpu", 0)
 class Launcher:
     """Keeps a copy of the block as it is at every launch."""
 
-    def __init__(self, kernel, grid, threads, smem_bytes, parameters, *, pdl, cooperative):
+    def __init__(self, kernel, device, grid, threads, smem_bytes, parameters, *, pdl, cooperative):
         self.grid, self.threads, self.cooperative = grid, threads, cooperative
         self._at, self._kind = ctypes.addressof(parameters), type(parameters)
         self.seen: list[ctypes.Structure] = []
 
-    def __call__(self, stream):
+    def launch(self, stream):
         self.seen.append(self._kind.from_buffer_copy(ctypes.string_at(self._at, ctypes.sizeof(self._kind))))
 
 
@@ -47,7 +47,6 @@ class Launcher:
 def api(monkeypatch):
     api = Api()
     monkeypatch.setattr(driver, "driver", lambda: api)
-    monkeypatch.setattr(driver, "bind_thread", lambda index: None)
     monkeypatch.setattr(driver, "Launcher", Launcher)
     monkeypatch.setattr(router, "_kernel", lambda key, index: (program(key), None))
     monkeypatch.setattr(router, "WORKSPACES", Workspaces())
