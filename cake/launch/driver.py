@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -116,17 +116,16 @@ class Launcher:
         cooperative: bool = False,
     ) -> None:
         api = driver()
-        self._launch = api.cuLaunchKernelEx
-        self._kernel, self._device = kernel, device
+        self._device = device
         self._parameters = parameters
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-        self._address = ctypes.addressof(self._arguments)
         self._config = config = api.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = smem_bytes
         config.hStream = 0
-        self._stream = 0
+        #: The raw stream of the next launch.
+        self.stream = 0
         attributes = []
         if pdl:
             attribute = api.CUlaunchAttribute()
@@ -141,14 +140,26 @@ class Launcher:
         if attributes:
             config.attrs = attributes
         config.numAttrs = len(attributes)
+        #: One launch: a tuple of its status.
+        self.enqueue = partial(api.cuLaunchKernelEx, config, kernel, ctypes.addressof(self._arguments), 0)
 
     def launch(self, stream: int) -> None:
         """Enqueue on a raw stream of the device, the current one. Raises :class:`DriverError`."""
-        if stream != self._stream:
-            self._config.hStream = stream
-            self._stream = stream
-        (status,) = self._launch(self._config, self._kernel, self._address, 0)
+        if stream != self.stream:
+            self.move(stream)
+        (status,) = self.enqueue()
         if status:
-            if bind_thread(self._device):  # to ask every time would take 0.3 us
-                (status,) = self._launch(self._config, self._kernel, self._address, 0)
-            check("cuLaunchKernelEx", (status,))
+            self.retry(status)
+
+    def move(self, stream: int) -> None:
+        """Let the next launch be on another stream."""
+        self._config.hStream = stream
+        self.stream = stream
+
+    def retry(self, status: Any) -> None:
+        """What follows a failed launch: another one, if the thread had no context. Raises
+        :class:`DriverError`.
+        """
+        if bind_thread(self._device):  # to ask before every launch would take 0.3 us
+            (status,) = self.enqueue()
+        check("cuLaunchKernelEx", (status,))

@@ -90,13 +90,15 @@ class Entry:
         self.current_stream: Callable[[], int] = (
             partial(torch._C._cuda_getCurrentRawStream, first.device.index) if first.is_cuda else int
         )
+        #: The options as they were given.
+        self.given: tuple[Any, ...] = ()
         #: Whether tensors have the properties of those that it was last found for.
         self.same: Callable[..., bool] = _never
         #: Where the tensors of its last repeat lay.
         self.at: Addresses | None = None
         self.plan: Plan | None = None
         self.spans = operand.span(first), operand.span(second), operand.span(out)
-        self._bound: BoundPlan | None = None
+        self.bound: BoundPlan | None = None
         self.both: Both | None = None
         self.spec = spec = device_spec(first.device.index) if first.is_cuda else CPU
         # An unsupported device is an error even where nothing would be launched.
@@ -136,17 +138,17 @@ class Entry:
         """Compile and load the program (GPU) if that is still to be done, with a workspace of the entry's own
         or the current stream's.
         """
-        if self._bound is None and self.plan is not None and self.device.type == "cuda":
-            self._bound = BoundPlan(self.plan, self.device, pdl=self.options.pdl, workspace=workspace)
+        if self.bound is None and self.plan is not None and self.device.type == "cuda":
+            self.bound = BoundPlan(self.plan, self.device, pdl=self.options.pdl, workspace=workspace)
         return self
 
     def run(
         self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses, stream: int
     ) -> None:
         """Compute into ``out``; on a GPU, enqueue on the raw current stream of the tensors' device."""
-        bound = self._bound
+        bound = self.bound
         if bound is None and self.device.type == "cuda":
-            bound = self.bind()._bound  # it was made for a launch of both gradients
+            bound = self.bind().bound  # it was made for a launch of both gradients
         if bound is not None:
             if torch._C._cuda_getDevice() == bound.index:
                 bound.launch(at, stream)
@@ -188,10 +190,10 @@ class Both:
             dgrad.run(*dx, at_dx, stream)
             self.wgrad.run(*dw, at_dw, stream)
         elif torch._C._cuda_getDevice() == self._bound.index:
-            self._bound.launch(at_dx, at_dw, stream)
+            self._bound.launch((at_dx, at_dw), stream)
         else:
             with torch.cuda.device(self._bound.index):
-                self._bound.launch(at_dx, at_dw, stream)
+                self._bound.launch((at_dx, at_dw), stream)
 
 
 def _never(*tensors: torch.Tensor) -> bool:
@@ -201,23 +203,22 @@ def _never(*tensors: torch.Tensor) -> bool:
 class Entries(Bounded[Entry]):
     """The bounded cache of eager calls, and what makes the entries.
 
-    ``last`` has, by kind and options, the entry last found for an output that the caller gave.
+    ``last`` has, by kind, the entry last found for an output that the caller gave.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
-        self.last: dict[tuple[Any, ...], Entry] = {}
+        self.last: dict[Kind, Entry] = {}
 
-    def found(self, call: tuple[Any, ...], entry: Entry, tensors: Tensors) -> None:
-        """A kept entry was found by all properties of these tensors."""
+    def found(self, entry: Entry, given: tuple[Any, ...], tensors: Tensors) -> None:
+        """A kept entry was found by these options and by all properties of these tensors."""
         if not entry.same(*tensors):
             # It asks for more than decides a launch (whether autograd follows a tensor): such calls are
             # looked up as ever.
             guards: Any = TensorGuards  # torch's own annotations leave the tensors out
             entry.same = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        if len(self.last) >= self._limit:
-            self.last.clear()
-        self.last[call] = entry
+        entry.given = given
+        self.last[entry.kind] = entry
 
     def clear(self) -> None:
         """Forget all entries."""

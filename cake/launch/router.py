@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -207,18 +206,58 @@ class Workspaces:
 WORKSPACES = Workspaces()
 
 
-class _Bound:
-    """A program with its kernel and parameter block on one device, to be launched for any addresses.
+class _Gemm:
+    """A GEMM's parameters and maps in a parameter block."""
 
-    ``workspace`` is the launch's own; None: that of the stream it is launched on, always the same one. One
-    thread at a time sets addresses and launches.
+    def __init__(self, plan: Plan, block: MappedParams, boxes: tuple[Box, ...]) -> None:
+        self._params = block.params
+        operands = ((block.a, plan.problem.a), (block.b, plan.problem.b))
+        # None where the program does not copy by boxes.
+        self._maps = [
+            Mapped(ctypes.addressof(at), view, box) for (at, view), box in zip(operands, boxes, strict=False)
+        ]
+
+    def point(self, at: Addresses) -> None:
+        """Let A, B and the output be at these addresses."""
+        self._params.a, self._params.b, self._params.out = at
+        for mapped, address in zip(self._maps, at[:2], strict=False):
+            mapped.bind(address)
+
+
+class _Block:
+    """A parameter block with its launcher, for one thread at a time. ``sums`` are the parameters that get the
+    workspace.
+    """
+
+    def __init__(self, gemms: tuple[_Gemm, ...], sums: Params, launcher: driver.Launcher) -> None:
+        self.launcher = launcher
+        #: Where the tensors are now, and the workspace.
+        self.at: Addresses | tuple[Addresses, Addresses] | None = None
+        self.pointers: tuple[int, int] | None = None
+        self._gemms, self._sums = gemms, sums
+
+    def point(self, at: Any, device: int) -> None:
+        """Let the tensors be at these addresses of a device."""
+        self.at = None
+        driver.bind_thread(device)  # a map takes no address in a thread without a context
+        for gemm, its in zip(self._gemms, (at,) if len(self._gemms) == 1 else at, strict=True):
+            gemm.point(its)
+        self.at = at
+
+    def work_in(self, pointers: tuple[int, int]) -> None:
+        """Let partial sums and counters be there."""
+        self._sums.partial, self._sums.counter = self.pointers = pointers
+
+
+class _Bound:
+    """A program on one device, to be launched for any addresses.
+
+    ``workspace`` is the launch's own; None: that of the stream it is launched on, always the same one.
     """
 
     def __init__(
         self,
         key: ProgramKey | BackwardKey,
-        grid: tuple[int, int, int],
-        params: ctypes.Structure,
         device: torch.device,
         *,
         pdl: bool,
@@ -227,29 +266,64 @@ class _Bound:
         counters: int = 0,
         workspace: Workspace | None = None,
     ) -> None:
-        p, kernel = _kernel(key, device.index)
+        self._program, self._kernel = _kernel(key, device.index)
         self.device, self.index, self.workspace = device, device.index, workspace
         # The driver grants no PDL to a cooperative launch.
         pdl = pdl and not cooperative and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._launcher = driver.Launcher(
-            kernel, device.index, grid, p.threads, p.smem_bytes, params, pdl=pdl, cooperative=cooperative
-        )
+        self._pdl, self._cooperative = pdl, cooperative
         self._floats, self._counters = floats, counters
         self._works = counters > 0 or floats > 0
         self._shared: Callable[[], Workspace | None] = _none
-        self._pointers: tuple[int, int] | None = None
-        lock = threading.Lock()
-        # Called as they are they take 0.2 us, by a with statement 0.4.
-        self._acquire, self._release = lock.acquire, lock.release
+        #: Blocks that no thread has: one, unless threads met. To take and put one needs no lock.
+        self._idle = [self._block()]
 
-    def _space(self, stream: int) -> Workspace:
-        """The workspace of a launch, to be held until that is enqueued: the launch's own, or the stream's,
-        looked up again only when it is gone (0.5 us; a weak reference, so that one outgrown is not kept);
-        under capture a new one from the capture's pool: the graph owns its memory, and zeroes the counters.
+    def _block(self) -> _Block:
+        raise NotImplementedError
+
+    def _launcher(self, grid: tuple[int, int, int], params: ctypes.Structure) -> driver.Launcher:
+        return driver.Launcher(
+            self._kernel,
+            self.index,
+            grid,
+            self._program.threads,
+            self._program.smem_bytes,
+            params,
+            pdl=self._pdl,
+            cooperative=self._cooperative,
+        )
+
+    def launch(self, at: Any, stream: int) -> None:
+        """Enqueue, for the addresses of A, B and the output (of both gradients: of G, W and dX, and of G, X
+        and dW), on a raw stream of the device, which must be the current one.
         """
-        if self.workspace is not None:
-            self.workspace.used_on(stream)
-            return self.workspace
+        # A repeat pays for all of this; a Python call is 0.15 us of it, so there are few.
+        try:
+            block = self._idle.pop()
+        except IndexError:
+            block = self._block()
+        try:
+            if at != block.at:
+                block.point(at, self.index)
+            if self._works:
+                space = self.workspace or self._stream_space(stream)
+                if space.pointers is not block.pointers:
+                    block.work_in(space.pointers)
+                if space is self.workspace:
+                    space.used_on(stream)
+            launcher = block.launcher
+            if stream != launcher.stream:
+                launcher.move(stream)
+            (status,) = launcher.enqueue()
+            if status:
+                launcher.retry(status)
+        finally:
+            self._idle.append(block)
+
+    def _stream_space(self, stream: int) -> Workspace:
+        """The stream's workspace, to be held until the launch is enqueued. It is looked up again only when it
+        is gone (0.5 us; a weak reference, so that one outgrown is not kept); under capture a new one from the
+        capture's pool: the graph owns its memory, and zeroes the counters.
+        """
         if torch._C._cuda_isCurrentStreamCapturing():
             return Workspace(self._floats, self._counters, self.device)
         space = self._shared()
@@ -259,43 +333,15 @@ class _Bound:
         return space
 
 
-class _Gemm:
-    """A GEMM's part of a parameter block, and what its pointers are by now."""
-
-    def __init__(self, plan: Plan, block: MappedParams, boxes: tuple[Box, ...]) -> None:
-        self._params = block.params
-        operands = ((block.a, plan.problem.a), (block.b, plan.problem.b))
-        # None where the program does not copy by boxes.
-        self._maps = [
-            Mapped(ctypes.addressof(at), view, box) for (at, view), box in zip(operands, boxes, strict=False)
-        ]
-        #: Where A, B and the output are now.
-        self.at: tuple[int, ...] = ()
-
-    def point(self, at: Addresses) -> None:
-        """Let A, B and the output be at these addresses."""
-        self.at = ()
-        self._params.a, self._params.b, self._params.out = at
-        for mapped, address in zip(self._maps, at[:2], strict=False):
-            mapped.bind(address)
-        self.at = at
-
-
 class BoundPlan(_Bound):
     """A plan's GEMM, bound."""
 
     def __init__(
         self, plan: Plan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
     ) -> None:
-        boxes = program(plan.program).boxes
-        mapped = aligned(MappedParams)
-        mapped.params = parameters(plan)
-        self._params = mapped.params
-        self.plan, self._gemm = plan, _Gemm(plan, mapped, boxes)
+        self.plan = plan
         super().__init__(
             plan.program,
-            plan.grid,
-            mapped if boxes else self._params,
             device,
             pdl=pdl,
             cooperative=plan.reduction == "spread",  # its CTAs wait for each other
@@ -304,21 +350,13 @@ class BoundPlan(_Bound):
             workspace=workspace,
         )
 
-    def launch(self, at: Addresses, stream: int) -> None:
-        """Enqueue, for the addresses of A, B and the output, on a raw stream of the device, which must be the
-        current one.
-        """
-        self._acquire()
-        try:
-            if at != self._gemm.at:
-                self._gemm.point(at)
-            if self._works:
-                space = self._space(stream)
-                if space.pointers is not self._pointers:
-                    self._params.partial, self._params.counter = self._pointers = space.pointers
-            self._launcher.launch(stream)
-        finally:
-            self._release()
+    def _block(self) -> _Block:
+        boxes = self._program.boxes
+        mapped = aligned(MappedParams)
+        mapped.params = parameters(self.plan)
+        params = mapped.params
+        launcher = self._launcher(self.plan.grid, mapped if boxes else params)
+        return _Block((_Gemm(self.plan, mapped, boxes),), params, launcher)
 
 
 class BoundBackward(_Bound):
@@ -327,20 +365,9 @@ class BoundBackward(_Bound):
     def __init__(
         self, plan: BackwardPlan, device: torch.device, *, pdl: bool, workspace: Workspace | None = None
     ) -> None:
-        boxes = program(plan.program).boxes
-        block = aligned(BackwardParams)
-        block.dgrad.params, block.wgrad.params = parameters(plan.dgrad), parameters(plan.wgrad)
-        block.dgrad_ctas = plan.ctas[0]
-        # All CTAs of a planted program spin.
-        block.dgrad.params.spin = block.wgrad.params.spin
-        self._wgrad_params = block.wgrad.params
-        self._dgrad = _Gemm(plan.dgrad, block.dgrad, boxes[:2])
-        self._wgrad = _Gemm(plan.wgrad, block.wgrad, boxes[2:])
         self.plan = plan
         super().__init__(
             plan.program,
-            (sum(plan.ctas), 1, 1),
-            block,
             device,
             pdl=pdl,
             floats=plan.wgrad.partial_floats,
@@ -348,20 +375,15 @@ class BoundBackward(_Bound):
             workspace=workspace,
         )
 
-    def launch(self, at_dx: Addresses, at_dw: Addresses, stream: int) -> None:
-        """Enqueue, for the addresses of G, W and dX and of G, X and dW; see :meth:`BoundPlan.launch`."""
-        self._acquire()
-        try:
-            for gemm, at in ((self._dgrad, at_dx), (self._wgrad, at_dw)):
-                if at != gemm.at:
-                    gemm.point(at)
-            if self._works:
-                space = self._space(stream)
-                if space.pointers is not self._pointers:
-                    self._wgrad_params.partial, self._wgrad_params.counter = self._pointers = space.pointers
-            self._launcher.launch(stream)
-        finally:
-            self._release()
+    def _block(self) -> _Block:
+        plan, boxes = self.plan, self._program.boxes
+        block = aligned(BackwardParams)
+        block.dgrad.params, block.wgrad.params = parameters(plan.dgrad), parameters(plan.wgrad)
+        block.dgrad_ctas = plan.ctas[0]
+        # All CTAs of a planted program spin.
+        block.dgrad.params.spin = block.wgrad.params.spin
+        gemms = _Gemm(plan.dgrad, block.dgrad, boxes[:2]), _Gemm(plan.wgrad, block.wgrad, boxes[2:])
+        return _Block(gemms, block.wgrad.params, self._launcher((sum(plan.ctas), 1, 1), block))
 
 
 def _none() -> None:

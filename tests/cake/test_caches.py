@@ -82,16 +82,22 @@ def test_an_output_that_moves_onto_an_input_is_refused(device):
     cake.router_forward(X, W, out=out)
 
 
-def test_kinds_of_calls_are_bounded(device, monkeypatch):
-    """Options are compared as they are given; equal ones need not be the same."""
+def test_options_are_looked_at_as_they_are_given(device):
+    """True is equal to 1, but is no number of splits; what has no order or no hash is no option."""
     cake.clear_caches()
-    monkeypatch.setattr(router._entries, "_limit", 4)
     X, W = torch.randn(24, 64, device=device), torch.randn(32, 64, device=device)
-    for splits in range(1, 10):
-        cake.router_forward(X, W, splits=splits)
-        assert len(router._entries) <= 4 and len(router._entries.last) <= 4
+    out = torch.empty(24, 32, device=device)
+    for splits in (None, None, 1, 1, None):
+        cake.router_forward(X, W, out=out, splits=splits)
+    for wrong in (True, [1], "1"):
+        with pytest.raises(ValueError, match="splits="):
+            cake.router_forward(X, W, out=out, splits=wrong)
+    with pytest.raises(ValueError, match="emulation="):
+        cake.router_forward(X, W, out=out, emulation=["bf16x3"])
+    with pytest.raises(TypeError, match="float32"):
+        cake.router_forward(X, W, out=out, out_dtype=torch.float64)
     cake.clear_caches()
-    assert len(router._entries) == len(router._entries.last) == 0
+    assert not len(router._entries) and not router._entries.last
 
 
 def test_ten_thousand_shapes(device):

@@ -255,6 +255,7 @@ def test_a_change_is_seen_at_the_next_call(device, kind):
     t = usual.program
     route = {
         "op": kind,
+        "emulation": "bf16x3",
         "tile": f"{t.tile_m}x{t.tile_n}",
         "hold": usual.hold,
         "raster": usual.raster.height,

@@ -56,27 +56,27 @@ def test_bounded_and_cleared(monkeypatch):
 
 
 def test_a_launch_keeps_its_stream_s_workspace_and_a_capture_gets_one_of_its_own(capturing, bound):
-    kept = bound._space(1)
-    assert bound._space(1) is kept
+    kept = bound._stream_space(1)
+    assert bound._stream_space(1) is kept
     capturing.now = True
-    assert len({id(x) for x in [kept, *(bound._space(1) for _ in range(2))]}) == 3
+    assert len({id(x) for x in [kept, *(bound._stream_space(1) for _ in range(2))]}) == 3
     capturing.now = False
-    assert bound._space(1) is kept
+    assert bound._stream_space(1) is kept
 
 
 def test_an_outgrown_workspace_is_let_go(capturing, bound):
-    old = weakref.ref(bound._space(1))
+    old = weakref.ref(bound._stream_space(1))
     assert old() is not None
     grown = router.WORKSPACES.get(2 * bound.plan.partial_floats, bound.plan.counters, CPU, 1)
     gc.collect()
-    assert old() is None and bound._space(1) is grown
+    assert old() is None and bound._stream_space(1) is grown
 
 
 def test_what_a_capture_got_is_not_kept_where_it_came_first(capturing, bound):
     capturing.now = True
-    own = bound._space(1)
+    own = bound._stream_space(1)
     capturing.now = False
-    assert bound._space(1) is not own
+    assert bound._stream_space(1) is not own
 
 
 def test_the_allocator_is_told_of_every_stream_once(monkeypatch):

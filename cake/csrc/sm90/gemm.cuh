@@ -863,6 +863,7 @@ static __device__ __forceinline__ void run(const MappedParams& p, const Cta& cta
       barrier_init(&own[i], 1);
       barrier_fence();
     }
+    __syncwarp();  // else racecheck takes the initialisation for another thread's
     fetch(share, slots + i * share.bytes, p.params, cta, next, &own[i]);
   }
   if (threadIdx.x == 0) {
