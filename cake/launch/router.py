@@ -322,9 +322,10 @@ class _Bound:
     def _stream_space(self, stream: int) -> Workspace:
         """The stream's workspace, to be held until the launch is enqueued. It is looked up again only when it
         is gone (0.5 us; a weak reference, so that one outgrown is not kept); under capture a new one from the
-        capture's pool: the graph owns its memory, and zeroes the counters.
+        capture's pool: the graph owns its memory, and zeroes the counters. The default stream, 0, is never
+        captured: to ask takes 0.4 us.
         """
-        if torch._C._cuda_isCurrentStreamCapturing():
+        if stream and torch._C._cuda_isCurrentStreamCapturing():
             return Workspace(self._floats, self._counters, self.device)
         space = self._shared()
         if space is None:

@@ -53,7 +53,7 @@ def run(key: ProgramKey | BackwardKey) -> float:
         both = joined(dgrad, wgrad, device_spec(0).sms)
         assert both is not None and both.program == key
         at = [(t.data_ptr(), u.data_ptr(), o.data_ptr()) for t, u, o in ((g, w, dx), (g, x, dw))]
-        BoundBackward(both, device, pdl=False).launch(*at, stream)
+        BoundBackward(both, device, pdl=False).launch(at, stream)
         torch.cuda.synchronize()
         return max(error(dx, (g.double() @ w.double()).cpu()), error(dw, (g.t().double() @ x.double()).cpu()))
     a = matrix(key.tile_m + 8, K, key.a_unit_k, key.a_dtype)

@@ -55,6 +55,13 @@ def test_bounded_and_cleared(monkeypatch):
     assert spaces.get(1, 2, CPU, 5) is not kept[4]
 
 
+def test_the_default_stream_is_not_asked_whether_it_is_captured(capturing, bound):
+    """CUDA refuses to capture it; another stream may be captured meanwhile."""
+    kept = bound._stream_space(0)
+    capturing.now = True
+    assert bound._stream_space(0) is kept
+
+
 def test_a_launch_keeps_its_stream_s_workspace_and_a_capture_gets_one_of_its_own(capturing, bound):
     kept = bound._stream_space(1)
     assert bound._stream_space(1) is kept

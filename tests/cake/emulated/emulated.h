@@ -124,6 +124,7 @@ inline void run(Cta& c, int threads, bool foreign) {
   // Some warps are slow, so that others get as far ahead of them as they are let.
   std::vector<unsigned> haste(threads / 32);
   for (auto& h : haste) h = c.random() % 3 ? 100 : 10;
+  const unsigned pace = c.random() % 2 ? 50 : 2000;  // turns a copy takes; the slow ones come when nothing else moves
   for (long idle = 0;;) {
     std::shuffle(order.begin(), order.end(), c.random);
     const long before = c.progress;
@@ -135,7 +136,7 @@ inline void run(Cta& c, int threads, bool foreign) {
         f->ready = nullptr, c.current = f;
         swapcontext(&c.scheduler, &f->context);
       }
-    if (!c.boxes.empty() && (c.random() % 50 == 0 || c.progress == before)) {
+    if (!c.boxes.empty() && (c.random() % pace == 0 || c.progress == before)) {
       std::swap(c.boxes[c.random() % c.boxes.size()], c.boxes.back());
       c.boxes.back()(), c.boxes.pop_back();
     }
