@@ -148,7 +148,7 @@ def _resolve(
         if bind:
             entry.bind()
         if usual:
-            entry.stream, entry.generation = stream, generation
+            entry.kept, entry.stream, entry.generation = True, stream, generation
             entries.put(key, entry)
     elif out is None:
         p = entry.problem
@@ -157,8 +157,6 @@ def _resolve(
     else:
         target = out
         entry.check_overlap(first, second, out, at)
-        if splits is None:
-            entries.found(entry, (given, out_dtype), (first, second, out))
     return entry, target, at
 
 
@@ -192,29 +190,44 @@ def _call(
     given: Given,
 ) -> torch.Tensor:
     """One eager GEMM."""
-    entry = _entries.last.get(kind)
-    # A repeat: torch compares shapes, strides, types and devices in one step, 0.7 us on an H200's host; to
-    # ask for them and look them up takes 4.
-    if (
-        entry is not None
-        and out is not None
-        and entry.same(first, second, out)
-        and (stream := entry.current_stream()) == entry.stream
-        and entry.generation == routes.generation
-        and entry.given == (given, out_dtype)
-    ):
-        at = first.data_ptr(), second.data_ptr(), out.data_ptr()
-        if at == entry.at or entry.takes(first, second, out, at):
+    last = _entries.last  # of before the look-up: what is cleared meanwhile stays so
+    entry = last.get(kind)
+    if entry is not None and out is not None:
+        # A repeat has the options (the very ones: an equal one need not be one that is taken) and properties
+        # of the call before. Torch compares shapes, strides, types and devices in one step, a fifth of the
+        # time that it takes to ask for them and look them up. A nested tensor, which has no strides, ends the
+        # process there; it cannot lie where the tensor lay that had them.
+        mine = entry.given
+        try:
+            at = first.data_ptr(), second.data_ptr(), out.data_ptr()
+            here = at == entry.at
+            repeats = (
+                mine[0] is given[0]
+                and mine[1] is given[1]
+                and given[2] is None
+                and mine[3] is given[3]
+                and entry.out_dtype is out_dtype
+                and (here or not (first.is_nested or second.is_nested or out.is_nested))
+                and entry.same(first, second, out)
+                and entry.current_stream() == entry.stream
+                and entry.generation == routes.generation
+            )
+        except (AttributeError, RuntimeError):  # no dense tensor: said below
+            repeats = False
+        if repeats and (here or entry.takes(first, second, out, at)):
             entry.used = True
             bound = entry.bound
             if bound is not None and torch._C._cuda_getDevice() == bound.index:
-                bound.launch(at, stream)
+                bound.launch(at, entry.stream)
             else:
-                entry.run(first, second, out, at, stream)
+                entry.run(first, second, out, at, entry.stream)
             return out
     stream = _stream(first)
     entry, target, at = _resolve(kind, first, second, out, out_dtype, given, stream)
     entry.run(first, second, target, at, stream)
+    if out is not None and entry.kept and given[2] is None:
+        entry.found(given, out_dtype, first, second, out)
+        last[kind] = entry
     return target
 
 

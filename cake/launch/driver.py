@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+#: What the driver says where a thread has no context.
+INVALID_CONTEXT = 201
+
 
 class DriverUnavailable(RuntimeError):
     """No NVIDIA driver, or no cuda-python to reach it; the message says which and what to do."""
@@ -160,6 +163,7 @@ class Launcher:
         """What follows a failed launch: another one, if the thread had no context. Raises
         :class:`DriverError`.
         """
-        if bind_thread(self._device):  # to ask before every launch would take 0.3 us
+        # To ask before every launch would take 0.3 us.
+        if int(status) == INVALID_CONTEXT and bind_thread(self._device):
             (status,) = self.enqueue()
         check("cuLaunchKernelEx", (status,))

@@ -70,6 +70,14 @@ class Options(NamedTuple):
             raise ValueError(f"splits={splits!r}; needs None or an integer from 1 to {MAX_SEGMENTS}")
 
 
+#: Times that an entry's check of tensors is made: at most.
+MAX_CHECKS = 8
+
+
+def _never(*tensors: torch.Tensor) -> bool:
+    return False
+
+
 class Entry:
     """A planned GEMM of fixed shapes, strides, dtypes and device, to be run on tensors that have them."""
 
@@ -84,16 +92,17 @@ class Entry:
         self.device = first.device
         self.options = options
         self.used = False
-        #: The raw stream and the generation of routes under which it is kept.
-        self.stream, self.generation = 0, 0
+        #: Whether it is in the cache, and the raw stream and the generation of routes of its key.
+        self.kept, self.stream, self.generation = False, 0, 0
         #: The raw current stream of its device.
         self.current_stream: Callable[[], int] = (
             partial(torch._C._cuda_getCurrentRawStream, first.device.index) if first.is_cuda else int
         )
-        #: The options as they were given.
-        self.given: tuple[Any, ...] = ()
-        #: Whether tensors have the properties of those that it was last found for.
+        #: What it was last found by: options, and a check of the tensors' properties, made so many times.
+        self.given: tuple[Any, ...] = (None,) * 4
+        self.out_dtype: torch.dtype | None = None
         self.same: Callable[..., bool] = _never
+        self._made = 0
         #: Where the tensors of its last repeat lay.
         self.at: Addresses | None = None
         self.plan: Plan | None = None
@@ -125,6 +134,24 @@ class Entry:
             return
         name1, name2, name = OPERANDS[self.kind]
         operand.check_overlap(name, out, {name1: first, name2: second})
+
+    def found(
+        self,
+        given: tuple[Any, ...],
+        out_dtype: torch.dtype | None,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """It was found in the cache, for a call with these options and tensors."""
+        self.given, self.out_dtype = given, out_dtype
+        if first is second or self._made == MAX_CHECKS or self.same(first, second, out):
+            return  # torch's check takes no tensor twice
+        # It asks for more than decides a launch (whether autograd follows a tensor): such calls are looked up
+        # as ever, and where they take turns it is not made for ever.
+        guards: Any = TensorGuards  # torch's own annotations leave the tensors out
+        self.same = guards(first, second, out, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self._made += 1
 
     def takes(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses) -> bool:
         """Whether a repeat with tensors elsewhere can use it; ``ValueError`` as :meth:`check_overlap`."""
@@ -196,10 +223,6 @@ class Both:
                 self._bound.launch((at_dx, at_dw), stream)
 
 
-def _never(*tensors: torch.Tensor) -> bool:
-    return False
-
-
 class Entries(Bounded[Entry]):
     """The bounded cache of eager calls, and what makes the entries.
 
@@ -210,20 +233,10 @@ class Entries(Bounded[Entry]):
         super().__init__(limit)
         self.last: dict[Kind, Entry] = {}
 
-    def found(self, entry: Entry, given: tuple[Any, ...], tensors: Tensors) -> None:
-        """A kept entry was found by these options and by all properties of these tensors."""
-        if not entry.same(*tensors):
-            # It asks for more than decides a launch (whether autograd follows a tensor): such calls are
-            # looked up as ever.
-            guards: Any = TensorGuards  # torch's own annotations leave the tensors out
-            entry.same = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        entry.given = given
-        self.last[entry.kind] = entry
-
     def clear(self) -> None:
-        """Forget all entries."""
+        """Forget all entries. A call under way has the ``last`` of before."""
         super().clear()
-        self.last.clear()
+        self.last = {}
 
     def make(
         self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options

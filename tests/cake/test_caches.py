@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,6 +99,46 @@ def test_options_are_looked_at_as_they_are_given(device):
         cake.router_forward(X, W, out=out, out_dtype=torch.float64)
     cake.clear_caches()
     assert not len(router._entries) and not router._entries.last
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nested_tensor_is_an_error_also_where_a_repeat_is_looked_for(device, place):
+    X, W = torch.randn(24, 64, device=device), torch.randn(32, 64, device=device)
+    tensors = [X, W, torch.empty(24, 32, device=device)]
+    for _ in range(3):
+        cake.router_forward(*tensors[:2], out=tensors[2])
+    tensors[place] = torch.nested.nested_tensor([tensors[place]])
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        cake.router_forward(*tensors[:2], out=tensors[2])
+
+
+def test_arrays_are_no_options_also_where_a_repeat_is_looked_for(device):
+    X, W = torch.randn(24, 64, device=device), torch.randn(32, 64, device=device)
+    out = torch.empty(24, 32, device=device)
+    for _ in range(3):
+        cake.router_forward(X, W, out=out)
+    for options in ({"splits": np.array([1, 2])}, {"emulation": np.array(["bf16x3"])}):
+        with pytest.raises((ValueError, TypeError), match="splits=|emulation=|unhashable"):
+            cake.router_forward(X, W, out=out, **options)
+
+
+def test_what_is_cleared_while_a_call_is_under_way_stays_cleared(device, monkeypatch):
+    X, W = torch.randn(24, 64, device=device), torch.randn(32, 64, device=device)
+    out = torch.empty(24, 32, device=device)
+    cake.clear_caches()
+    cake.router_forward(X, W, out=out)
+    run = router.Entry.run
+    monkeypatch.setattr(router.Entry, "run", lambda self, *a: (run(self, *a), cake.clear_caches()))
+    cake.router_forward(X, W, out=out)
+    assert not len(router._entries) and not router._entries.last
+
+
+def test_a_tensor_given_twice(device):
+    X = torch.randn(24, 64, device=device)
+    out = torch.empty(24, 24, device=device)
+    for _ in range(4):
+        assert error(cake.router_forward(X, X, out=out), X.double().cpu() @ X.double().cpu().t()) <= 4e-7
 
 
 def test_ten_thousand_shapes(device):
