@@ -15,7 +15,17 @@ import torch
 
 from . import operand
 from .launch import routes
-from .launch.entry import Both, Entries, Entry, Options, addresses, aligned, apart, current_stream, product
+from .launch.entry import (
+    Both,
+    Entries,
+    Entry,
+    Options,
+    addresses,
+    apart,
+    can_be_kept,
+    current_stream,
+    product,
+)
 from .launch.router import WORKSPACES, Addresses, Workspace, forget_kernels
 from .operand import OPERANDS, Kind
 from .plan.backward import BackwardPlan
@@ -130,7 +140,7 @@ def _resolve(
             second.get_device(),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
         )
-        if usual := aligned(at1, at2) and (out is None or aligned(at0)):
+        if usual := can_be_kept(at1, at2) and (out is None or can_be_kept(at0)):
             entry = entries.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or an unhashable option: say which
         _check(kind, first, second, out, out_dtype, Options(*given))
@@ -216,11 +226,7 @@ def _call(
             repeats = False
         if repeats and (here or entry.takes(first, second, out, at)):
             entry.used = True
-            bound = entry.bound
-            if bound is not None and torch._C._cuda_getDevice() == bound.index:
-                bound.launch(at, entry.stream)
-            else:
-                entry.run(first, second, out, at, entry.stream)
+            entry.run(first, second, out, at, entry.stream)
             return out
     stream = _stream(first)
     entry, target, at = _resolve(kind, first, second, out, out_dtype, given, stream)

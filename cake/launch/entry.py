@@ -39,7 +39,7 @@ def apart(at1: int, span1: int, at2: int, span2: int) -> bool:
     return at1 + span1 <= at2 or at2 + span2 <= at1
 
 
-def aligned(*at: int) -> bool:
+def can_be_kept(*at: int) -> bool:
     """Whether what lies at these addresses can be kept: an empty tensor need not be anywhere, and one without
     memory ("meta") has the CPU's number.
     """
@@ -155,7 +155,7 @@ class Entry:
 
     def takes(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses) -> bool:
         """Whether a repeat with tensors elsewhere can use it; ``ValueError`` as :meth:`check_overlap`."""
-        if not aligned(*at):
+        if not can_be_kept(*at):
             return False
         self.check_overlap(first, second, out, at)
         self.at = at
