@@ -15,17 +15,7 @@ import torch
 
 from . import operand
 from .launch import routes
-from .launch.entry import (
-    Both,
-    Entries,
-    Entry,
-    Options,
-    addresses,
-    apart,
-    can_be_kept,
-    current_stream,
-    product,
-)
+from .launch.entry import Both, Entries, Entry, Options, addresses, can_be_kept, current_stream, product
 from .launch.router import WORKSPACES, Addresses, Workspace, forget_kernels
 from .operand import OPERANDS, Kind
 from .plan.backward import BackwardPlan
@@ -203,25 +193,10 @@ def _call(
     last = _entries.last  # of before the look-up: what is cleared meanwhile stays so
     entry = last.get(kind)
     if entry is not None and out is not None:
-        # A repeat has the options (the very ones: an equal one need not be one that is taken) and properties
-        # of the call before. Torch compares shapes, strides, types and devices in one step, a fifth of the
-        # time that it takes to ask for them and look them up. A nested tensor, which has no strides, ends the
-        # process there; it cannot lie where the tensor lay that had them.
-        mine = entry.given
         try:
             at = first.data_ptr(), second.data_ptr(), out.data_ptr()
             here = at == entry.at
-            repeats = (
-                mine[0] is given[0]
-                and mine[1] is given[1]
-                and given[2] is None
-                and mine[3] is given[3]
-                and entry.out_dtype is out_dtype
-                and (here or not (first.is_nested or second.is_nested or out.is_nested))
-                and entry.same(first, second, out)
-                and entry.current_stream() == entry.stream
-                and entry.generation == routes.generation
-            )
+            repeats = entry.repeats(given, out_dtype, here, first, second, out)
         except (AttributeError, RuntimeError):  # no dense tensor: said below
             repeats = False
         if repeats and (here or entry.takes(first, second, out, at)):
@@ -323,16 +298,46 @@ def router_backward(
     ``out`` is a pair ``(dX, dW)``; ``out_dtype`` is dX's. Options and errors as :func:`router_forward`.
     """
     given_dx, given_dw = _pair(out)
-    given, stream = (deterministic, emulation, splits, pdl), _stream(G)
+    given, last = (deterministic, emulation, splits, pdl), _entries.last
+    dgrad = last.get("bwd")
+    both = dgrad.both if dgrad is not None else None
+    if dgrad is not None and both is not None and given_dx is not None and given_dw is not None:
+        try:
+            at_g = G.data_ptr()
+            at_dx, at_dw = (
+                (at_g, W.data_ptr(), given_dx.data_ptr()),
+                (at_g, X.data_ptr(), given_dw.data_ptr()),
+            )
+            here = (at_dx, at_dw) == both.at
+            repeats = both.repeats(given, out_dtype, here, G, X, W, given_dx, given_dw)
+        except (AttributeError, RuntimeError):  # no dense tensor: said below
+            repeats = False
+        if repeats and (
+            here
+            or (
+                dgrad.takes(G, W, given_dx, at_dx)
+                and both.wgrad.takes(G, X, given_dw, at_dw)
+                and both.takes(dgrad, at_dx, at_dw)
+            )
+        ):
+            dgrad.used = both.wgrad.used = True
+            both.run(dgrad, (G, W, given_dx), (G, X, given_dw), at_dx, at_dw, both.stream)
+            return given_dx, given_dw
+    stream, generation = _stream(G), routes.generation
     # Both are resolved before either runs: a call that fails leaves both outputs as they were, and the host
     # does not think between the two launches.
     dgrad, dx, at_dx = _resolve("dgrad", G, W, given_dx, out_dtype, given, stream, bind=False)
     wgrad, dw, at_dw = _resolve("wgrad", G, X, given_dw, None, given, stream, bind=False)
     _check_features(X, W)
-    if out is not None and not _all_apart(dgrad, wgrad, at_dx, at_dw):
+    both = _entries.both(dgrad, wgrad)
+    if out is not None and not both.takes(dgrad, at_dx, at_dw):
         operand.check_overlap("dX", dx, {"X": X, "dW": dw})
         operand.check_overlap("dW", dw, {"W": W})
-    _entries.both(dgrad, wgrad).run(dgrad, (G, W, dx), (G, X, dw), at_dx, at_dw, stream)
+    both.run(dgrad, (G, W, dx), (G, X, dw), at_dx, at_dw, stream)
+    if dx is given_dx and dw is given_dw and dgrad.kept and wgrad.kept and splits is None:
+        both.stream, both.generation = stream, generation
+        both.found(given, out_dtype, G, X, W, dx, dw)
+        last["bwd"] = dgrad
     return dx, dw
 
 
@@ -344,17 +349,6 @@ def _pair(out: Any) -> tuple[Any, Any]:
         raise TypeError(f"out must be a pair (dX, dW), got {type(out).__name__}")
     dx, dw = out
     return dx, dw
-
-
-def _all_apart(dgrad: Entry, wgrad: Entry, at_dx: Addresses, at_dw: Addresses) -> bool:
-    """Whether what neither gradient's own check sees is apart: dX from X and dW, dW from W."""
-    (_, at_w, to_dx), (_, at_x, to_dw) = at_dx, at_dw
-    (_, span_w, span_dx), (_, span_x, span_dw) = dgrad.spans, wgrad.spans
-    return (
-        apart(to_dx, span_dx, at_x, span_x)
-        and apart(to_dx, span_dx, to_dw, span_dw)
-        and apart(to_dw, span_dw, at_w, span_w)
-    )
 
 
 class PreparedRouter:

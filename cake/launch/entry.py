@@ -70,7 +70,7 @@ class Options(NamedTuple):
             raise ValueError(f"splits={splits!r}; needs None or an integer from 1 to {MAX_SEGMENTS}")
 
 
-#: Times that an entry's check of tensors is made: at most.
+#: Times that a launch's check of tensors is made: at most.
 MAX_CHECKS = 8
 
 
@@ -78,7 +78,60 @@ def _never(*tensors: torch.Tensor) -> bool:
     return False
 
 
-class Entry:
+class Repeatable:
+    """A launch that is known again. ``kept``: it is in the cache, for the raw ``stream`` and the
+    ``generation`` of routes of its key.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.kept, self.stream, self.generation = False, 0, 0
+        # The raw current stream of its device.
+        self._current: Callable[[], int] = (
+            partial(torch._C._cuda_getCurrentRawStream, device.index) if device.type == "cuda" else int
+        )
+        # What it was last found by: options, and a check of the tensors' properties, made so many times.
+        self._given: tuple[Any, ...] = (None,) * 4
+        self._out_dtype: torch.dtype | None = None
+        self._same: Callable[..., bool] = _never
+        self._made = 0
+
+    def found(self, given: tuple[Any, ...], out_dtype: torch.dtype | None, *tensors: torch.Tensor) -> None:
+        """It was found in the cache, for a call with these options and tensors."""
+        self._given, self._out_dtype = given, out_dtype
+        if self._made == MAX_CHECKS or self._same(*tensors) or len(set(map(id, tensors))) < len(tensors):
+            return  # torch's check takes no tensor twice
+        # It asks for more than decides a launch (whether autograd follows a tensor): such calls are looked
+        # up as ever, and where they take turns it is not made for ever.
+        guards: Any = TensorGuards  # torch's own annotations leave the tensors out
+        self._same = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self._made += 1
+
+    def repeats(
+        self, given: tuple[Any, ...], out_dtype: torch.dtype | None, here: bool, *tensors: Any
+    ) -> bool:
+        """Whether a call has the options (the very ones: an equal one need not be one that is taken) and the
+        properties of the one that it was last found for; ``here``: its tensors lie where that one's did.
+
+        Torch compares shapes, strides, types and devices in one step, a fifth of the time that it takes to
+        ask for them and look them up. A nested tensor, which has no strides, ends the process there; it
+        cannot lie where a tensor lay that had them.
+        """
+        mine = self._given
+        return (
+            mine[0] is given[0]
+            and mine[1] is given[1]
+            and given[2] is None
+            and mine[3] is given[3]
+            and self._out_dtype is out_dtype
+            and (here or not any(t.is_nested for t in tensors))
+            and self._same(*tensors)
+            and self._current() == self.stream
+            and self.generation == routes.generation
+        )
+
+
+class Entry(Repeatable):
     """A planned GEMM of fixed shapes, strides, dtypes and device, to be run on tensors that have them."""
 
     def __init__(
@@ -89,20 +142,9 @@ class Entry:
         self.problem = p = router_problem(
             kind, operand.view(name1, first), operand.view(name2, second), operand.output_view(name, out)
         )
-        self.device = first.device
+        super().__init__(first.device)
         self.options = options
         self.used = False
-        #: Whether it is in the cache, and the raw stream and the generation of routes of its key.
-        self.kept, self.stream, self.generation = False, 0, 0
-        #: The raw current stream of its device.
-        self.current_stream: Callable[[], int] = (
-            partial(torch._C._cuda_getCurrentRawStream, first.device.index) if first.is_cuda else int
-        )
-        #: What it was last found by: options, and a check of the tensors' properties, made so many times.
-        self.given: tuple[Any, ...] = (None,) * 4
-        self.out_dtype: torch.dtype | None = None
-        self.same: Callable[..., bool] = _never
-        self._made = 0
         #: Where the tensors of its last repeat lay.
         self.at: Addresses | None = None
         self.plan: Plan | None = None
@@ -134,24 +176,6 @@ class Entry:
             return
         name1, name2, name = OPERANDS[self.kind]
         operand.check_overlap(name, out, {name1: first, name2: second})
-
-    def found(
-        self,
-        given: tuple[Any, ...],
-        out_dtype: torch.dtype | None,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """It was found in the cache, for a call with these options and tensors."""
-        self.given, self.out_dtype = given, out_dtype
-        if first is second or self._made == MAX_CHECKS or self.same(first, second, out):
-            return  # torch's check takes no tensor twice
-        # It asks for more than decides a launch (whether autograd follows a tensor): such calls are looked up
-        # as ever, and where they take turns it is not made for ever.
-        guards: Any = TensorGuards  # torch's own annotations leave the tensors out
-        self.same = guards(first, second, out, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        self._made += 1
 
     def takes(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses) -> bool:
         """Whether a repeat with tensors elsewhere can use it; ``ValueError`` as :meth:`check_overlap`."""
@@ -194,11 +218,14 @@ class Entry:
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class Both:
+class Both(Repeatable):
     """Entries of both gradients, (G, W) into dX and (G, X) into dW, in one launch where ``plan`` is one."""
 
     def __init__(self, dgrad: Entry, wgrad: Entry, workspace: Workspace | None = None) -> None:
-        self.wgrad, self.device = wgrad, dgrad.device
+        super().__init__(dgrad.device)
+        self.wgrad = wgrad
+        #: Where the tensors lay that were last found apart.
+        self.at: tuple[Addresses, Addresses] | None = None
         self.plan: BackwardPlan | None = None
         self._bound: BoundBackward | None = None
         if dgrad.plan is not None and wgrad.plan is not None and self.device.type == "cuda":
@@ -208,6 +235,19 @@ class Both:
                 entry.bind(workspace)
         else:
             self._bound = BoundBackward(self.plan, self.device, pdl=dgrad.options.pdl, workspace=workspace)
+
+    def takes(self, dgrad: Entry, at_dx: Addresses, at_dw: Addresses) -> bool:
+        """Whether what neither gradient's own check sees is apart: dX from X and dW, dW from W."""
+        (_, at_w, to_dx), (_, at_x, to_dw) = at_dx, at_dw
+        (_, span_w, span_dx), (_, span_x, span_dw) = dgrad.spans, self.wgrad.spans
+        if not (
+            apart(to_dx, span_dx, at_x, span_x)
+            and apart(to_dx, span_dx, to_dw, span_dw)
+            and apart(to_dw, span_dw, at_w, span_w)
+        ):
+            return False
+        self.at = at_dx, at_dw
+        return True
 
     def run(
         self, dgrad: Entry, dx: Tensors, dw: Tensors, at_dx: Addresses, at_dw: Addresses, stream: int
@@ -226,12 +266,13 @@ class Both:
 class Entries(Bounded[Entry]):
     """The bounded cache of eager calls, and what makes the entries.
 
-    ``last`` has, by kind, the entry last found for an output that the caller gave.
+    ``last`` has, by kind, the entry last found for outputs that the caller gave; under ``bwd`` the one of dX,
+    which keeps what does both.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
-        self.last: dict[Kind, Entry] = {}
+        self.last: dict[str, Entry] = {}
 
     def clear(self) -> None:
         """Forget all entries. A call under way has the ``last`` of before."""

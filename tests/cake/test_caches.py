@@ -83,6 +83,34 @@ def test_an_output_that_moves_onto_an_input_is_refused(device):
     cake.router_forward(X, W, out=out)
 
 
+def test_a_repeated_backward_pass(device, emulation):
+    """Known again with its tensors elsewhere, too; two shapes in turns; what is wrong is still said."""
+    cake.clear_caches()
+    sets = [inputs(t, 16, 64, device, seed=t) for t in (24, 40)]
+    outs = [(torch.empty_like(s["X"]), torch.empty_like(s["W"])) for s in sets]
+    for i in (0, 0, 0, 1, 1, 1, 0, 1, 0):
+        G, X, W = (sets[i][name] for name in "GXW")
+        for moved in (False, True):
+            x, (dx, dw) = (X.clone(), map(torch.clone, outs[i])) if moved else (X, outs[i])
+            for out in (dx, dw):
+                out.fill_(float("nan"))
+            got = cake.router_backward(G, x, W, out=(dx, dw), emulation=emulation)
+            assert got[0] is dx and got[1] is dw
+            assert error(dx, reference("dgrad", sets[i])) <= 4e-7
+            assert error(dw, reference("wgrad", sets[i])) <= 4e-7
+    assert router._entries.last.keys() == {"bwd"} and len(router._entries) == 4
+    G, X, W = (sets[0][name] for name in "GXW")
+    dx, dw = outs[0]
+    for out, message in (((X, dw), "dX overlaps X"), ((dx, W), "dW overlaps W"), ((dx, None), None)):
+        if message:
+            with pytest.raises(ValueError, match=message):
+                cake.router_backward(G, X, W, out=out, emulation=emulation)
+        else:
+            assert cake.router_backward(G, X, W, out=out, emulation=emulation)[0] is dx
+    with pytest.raises(ValueError, match=r"dX has shape \[24, 64\], needs \[24, 48\]"):
+        cake.router_backward(G, X, W[:, :48], out=(dx, dw), emulation=emulation)
+
+
 def test_options_are_looked_at_as_they_are_given(device):
     """True is equal to 1, but is no number of splits; what has no order or no hash is no option."""
     cake.clear_caches()
