@@ -305,7 +305,7 @@ class _Bound:
             if at != block.at:
                 block.point(at, self.index)
             if self._works:
-                space = self.workspace or self._stream_space(stream)
+                space = self.workspace or (not stream and self._shared()) or self._stream_space(stream)
                 if space.pointers is not block.pointers:
                     block.work_in(space.pointers)
                 if space is self.workspace:

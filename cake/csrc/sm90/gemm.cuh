@@ -22,22 +22,10 @@
 //
 // Defines: CHUNK, GROUP, COUNTERS; FP16X2 (or none); PLANTED as in sm80/router.cu. Those of a GEMM are in its config, below.
 #pragma once
-#ifndef FP16X2
-#define FP16X2 0
-#endif
-#include "common/ampere.cuh"
-#include "common/acquire.cuh"
-#include "common/planted.cuh"
-#include "common/fp16x2.cuh"
-#include "common/hopper.cuh"
-#include "common/router.cuh"
-#include "common/wgmma.cuh"
+#include "sm90/output.cuh"
 
 namespace cake {
 
-constexpr int BK = CHUNK, STEPS = CHUNK / 16;
-constexpr int MMA_BARRIER = 1;  // number of the barrier of the MMA warpgroups
-static_assert(CHUNK == 64, "a stage is a promotion chunk of 4 steps");
 // What tells one program's GEMM from another's, from defines that begin with a name: MMA_GROUPS, BN (the tile is 64 MMA_GROUPS
 // x BN), K_GROUPS, STAGES, A_RING and B_RING (chunks of A and B that shared memory holds as they are; of A a K group), UNIT, SIDE,
 // PAD (see B below), MMA_REGISTERS and CONVERT_REGISTERS, A_UNIT_K / B_UNIT_K (1: unit stride along K; 0: along
@@ -48,18 +36,6 @@ static_assert(CHUNK == 64, "a stage is a promotion chunk of 4 steps");
   static constexpr int UNIT = name##_UNIT, SIDE = name##_SIDE, PAD = name##_PAD;                                            \
   static constexpr int MMA_REGISTERS = name##_MMA_REGISTERS, CONVERT_REGISTERS = name##_CONVERT_REGISTERS;                  \
   static constexpr bool A_UNIT_K = name##_A_UNIT_K, B_UNIT_K = name##_B_UNIT_K, A_BF16 = name##_A_BF16, B_BF16 = name##_B_BF16;
-
-// The parameters of a GEMM, and its operands as the copies' hardware sees them. Mirrored by cake/launch/router.py.
-struct MappedParams {
-  Params params;
-  TensorMap a, b;
-};
-static_assert(sizeof(Params) == 120 && sizeof(MappedParams) == 384, "");
-
-// A CTA of a GEMM: it walks over tiles `tile`, `tile + walkers`, ..., and has part `part` of their K.
-struct Cta {
-  int tile, walkers, part, parts;
-};
 
 #if FP16X2
 // 2^e in two factors: those of a row and of a column, each multiplied with its like, stay in FP32's range wherever the whole does.
@@ -114,16 +90,6 @@ __device__ constexpr int fours_of_pairs(int p) { return p / 16 * 16 + p % 2 + p 
 __device__ __forceinline__ float largest(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
-__device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-__device__ __forceinline__ float2 operator+(const float2& a, const float2& b) { return make_float2(a.x + b.x, a.y + b.y); }
-
-// One pair of neighbouring sums, or two.
-template <bool PAIR>
-struct PieceOf { using type = float2; };
-template <>
-struct PieceOf<false> { using type = float4; };
 
 template <class C>
 struct Gemm {
@@ -131,48 +97,13 @@ struct Gemm {
 static constexpr int MMA_GROUPS = C::MMA_GROUPS, K_GROUPS = C::K_GROUPS, BM = 64 * MMA_GROUPS, BN = C::BN, STAGES = C::STAGES;
 static constexpr int A_RING = C::A_RING, B_RING = C::B_RING, UNIT = C::UNIT, SIDE = C::SIDE, PAD = C::PAD;
 static constexpr bool A_UNIT_K = C::A_UNIT_K, B_UNIT_K = C::B_UNIT_K, A_BF16 = C::A_BF16, B_BF16 = C::B_BF16;
-static constexpr int TILE_THREADS = 128 * MMA_GROUPS;       // that have a tile's sums
+static constexpr int TILE_THREADS = 2 * BM;  // that have a tile's sums
 static constexpr int MMA_THREADS = TILE_THREADS * K_GROUPS, THREADS = MMA_THREADS + 128;  // that multiply, and with those that convert
-static constexpr int SUMS = BN / 2;  // of a thread's 64 x BN share
+using Source = cake::Source<BM, BN>;
 // Where no unit stride runs along K its order inside a step is free: threads then read neighbouring lines, see pair_a.
 static constexpr bool FREE_ORDER = !A_UNIT_K && !B_UNIT_K;
 
-// --- what a CTA does -------------------------------------------------------------------------------------------------
-
-// Its part of K.
-struct Span {
-  int k_begin, chunks;
-};
-
-static __device__ __forceinline__ Span span_of(const Params& p, const Cta& cta) {
-  const int k_begin = cta.part * p.hold * p.segment, k_end = min(p.k, k_begin + p.hold * p.segment);
-  return {k_begin, (k_end - k_begin + CHUNK - 1) / CHUNK};
-}
-
-static __device__ __forceinline__ void origin(const Params& p, int tile, int& m0, int& n0) {
-  int tile_m, tile_n;
-  locate(p, tile, tile_m, tile_n);
-  m0 = tile_m * BM, n0 = tile_n * BN;
-}
-
-// The chunk to be let go next, of all chunks of all tiles: of a tile every `every`-th from its `first` on.
-struct Source {
-  int tile, k, m0, n0;
-  int k_first, k_end, k_step;
-
-  __device__ __forceinline__ void begin(const Params& p, const Cta& cta, const Span& s, int first, int every) {
-    k_step = every * CHUNK;
-    k = k_first = s.k_begin + first * CHUNK, k_end = s.k_begin + s.chunks * CHUNK;
-    tile = k < k_end ? cta.tile : tiles_of(p);
-    origin(p, tile, m0, n0);
-  }
-  __device__ __forceinline__ bool left(const Params& p) const { return tile < tiles_of(p); }
-  __device__ __forceinline__ void advance(const Params& p, const Cta& cta) {
-    if ((k += k_step) < k_end) return;
-    k = k_first, tile += cta.walkers;
-    origin(p, tile, m0, n0);
-  }
-};
+// --- what a warp copies ------------------------------------------------------------------------------------------------
 
 // What a warp copies of every chunk of an operand: boxes, side by side along their first axis, to one of its slots.
 struct Share {
@@ -307,22 +238,27 @@ static constexpr int A_BOX_K = A_UNIT_K ? 128 / A_SIZE : BK;
 
 // A thread's first row of two, and the step to the second. Rows of neighbouring quads are 4 apart, and then 2: their units
 // are in different banks.
-static __device__ __forceinline__ int row_of(int lane) {
-  const int quad = lane / 4;
-  return A_UNIT_K ? quad % 2 * 4 + quad / 2 % 2 * 2 + quad / 4 : quad * 2;
-}
-static constexpr int ROW_STEP = A_UNIT_K ? 8 : 1;
+struct Rows {
+  static __device__ __forceinline__ int first(int lane) {
+    const int quad = lane / 4;
+    return A_UNIT_K ? quad % 2 * 4 + quad / 2 % 2 * 2 + quad / 4 : quad * 2;
+  }
+  static constexpr int STEP = A_UNIT_K ? 8 : 1;
+};
+using Out = Output<BM, BN, Rows, FOURS>;
+static constexpr int SUMS = Out::SUMS;
+using Sums = typename Out::Sums;
 
-// A thread's elements of row row_of + h * ROW_STEP in a step, neighbours along K.
+// A thread's elements of row Rows::first + h * Rows::STEP in a step, neighbours along K.
 static __device__ __forceinline__ const char* row_a(const char* slot, int step, int h) {
-  const int lane = threadIdx.x % 32, row = row_of(lane), c = lane % 4;
+  const int lane = threadIdx.x % 32, row = Rows::first(lane), c = lane % 4;
   constexpr int STEP_UNITS = A_SIZE;  // units of 16 bytes a step, 8 units a line
   const int unit = step * STEP_UNITS % 8 + c * A_SIZE / 4;
   return slot + step * STEP_UNITS / 8 * 2048 + (row + h * 8) * 128 + (unit ^ row) * 16 + c * 4 * A_SIZE % 16;
 }
 // A thread's two rows at its j-th element in a step, neighbours along M.
 static __device__ __forceinline__ const char* pair_a(const char* slot, int step, int j) {
-  const int lane = threadIdx.x % 32, row = row_of(lane), k = element(lane % 4, j);
+  const int lane = threadIdx.x % 32, row = Rows::first(lane), k = element(lane % 4, j);
   const int trade = A_BF16 ? k / 4 % 2 : k / 2 % 4;
   return slot + (step * 16 + k) * 16 * A_SIZE + ((row * A_SIZE / 16) ^ trade) * 16 + row * A_SIZE % 16;
 }
@@ -406,194 +342,6 @@ static __device__ __forceinline__ void parts_a(const char* slot, int step, const
 #pragma unroll
       for (int q = 0; q < A_PARTS; ++q) part[q][j] = top[q], part[q][j + 1] = bottom[q];
     }
-  }
-}
-
-// --- output ----------------------------------------------------------------------------------------------------------
-
-using Sums = float[SUMS];
-
-static __device__ __forceinline__ void convert_to(float& out, float v) { out = v; }
-static __device__ __forceinline__ void convert_to(unsigned short& out, float v) { out = (unsigned short)pack_bf16(v, v); }
-
-// The column of the tile of a pair of a thread's sums, s[4 * block] and s[4 * block + 1] of its upper row.
-static __device__ __forceinline__ int column_of(int lane, int block) {
-  const int c = lane % 4;
-  return FOURS ? block / 2 * 16 + c * 4 + block % 2 * 2 : block * 8 + c * 2;
-}
-
-// One element after the other, as far as they are inside the output.
-template <int N, typename T>
-static __device__ __forceinline__ void store_elements(const Params& p, int row, int n0, const Sums& s) {
-  const int lane = threadIdx.x % 32, left = p.n - n0;
-  T* upper = static_cast<T*>(p.out) + row * p.out_row + n0 * p.out_col;
-  T* lower = upper + ROW_STEP * p.out_row;
-  const bool inside[2] = {row < p.m, row + ROW_STEP < p.m};
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int c = column_of(lane, i / 4) + i % 2;
-    if (inside[i % 4 / 2] && c < left) convert_to((i % 4 < 2 ? upper : lower)[c * p.out_col], s[i]);
-  }
-}
-
-static __device__ __forceinline__ void store_two(float* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
-static __device__ __forceinline__ void store_two(unsigned short* to, float x, float y) { *reinterpret_cast<unsigned*>(to) = pack_bf16(x, y); }
-static __device__ __forceinline__ void store_four(float* to, float x, float y, float z, float w) {
-  *reinterpret_cast<float4*>(to) = make_float4(x, y, z, w);
-}
-static __device__ __forceinline__ void store_four(unsigned short* to, float x, float y, float z, float w) {
-  *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(x, y), pack_bf16(z, w));
-}
-
-// Neighbours at once: of a whole tile whose rows lie in memory.
-template <int N, typename T>
-static __device__ __forceinline__ void store_whole(const Params& p, int row, int n0, const Sums& s) {
-  T* upper = static_cast<T*>(p.out) + row * p.out_row + n0 + column_of(threadIdx.x % 32, 0);
-  T* lower = upper + ROW_STEP * p.out_row;
-#pragma unroll
-  for (int i = 0; i < N; i += FOURS ? 8 : 4) {
-    const int c = i * 2;  // 4 sums are 8 columns of a quad
-    if (FOURS) {
-      store_four(upper + c, s[i], s[i + 1], s[i + 4], s[i + 5]);
-      store_four(lower + c, s[i + 2], s[i + 3], s[i + 6], s[i + 7]);
-    } else {
-      store_two(upper + c, s[i], s[i + 1]);
-      store_two(lower + c, s[i + 2], s[i + 3]);
-    }
-  }
-}
-
-// The columns of a tile from n0 on that a thread's first N sums are of.
-template <int N>
-static __device__ __forceinline__ void store_columns(const Params& p, int m0, int n0, const Sums& s) {
-  const int row = m0 + threadIdx.x / 32 * 16 + row_of(threadIdx.x % 32);
-  const bool whole = m0 + BM <= p.m && n0 + N * 2 <= p.n && p.out_col == 1;
-  if (whole && !p.out_bf16) store_whole<N, float>(p, row, n0, s);
-  else if (whole) store_whole<N, unsigned short>(p, row, n0, s);
-  else if (p.out_bf16) store_elements<N, unsigned short>(p, row, n0, s);
-  else store_elements<N, float>(p, row, n0, s);
-}
-
-// The sums of a tile as SUMS / 4 rows of float4, neighbours in memory held by neighbouring threads.
-static __device__ __forceinline__ float4* slot_of(float* part, int i, int thread) {
-  return reinterpret_cast<float4*>(part) + i * TILE_THREADS + thread;
-}
-// The first N of them.
-template <int N>
-static __device__ __forceinline__ void write_partial(float* part, const Sums& s) {
-  const float4* v = reinterpret_cast<const float4*>(s);
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) __stcg(slot_of(part, i, threadIdx.x), v[i]);
-}
-template <int N>
-static __device__ __forceinline__ void add_partial(float* part, Sums& s) {
-  float4* v = reinterpret_cast<float4*>(s);
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) v[i] = __ldcg(slot_of(part, i, threadIdx.x)) + v[i];
-}
-
-// CTAs that add a tile's partial sums do so in pieces: pairs of neighbours where a CTA has few, so that several warps have some, else
-// two pairs. They are numbered as write_partial leaves them.
-static constexpr bool BY_PAIRS = SUMS <= 32;
-using Piece = typename PieceOf<BY_PAIRS>::type;
-static constexpr int PIECES = SUMS * TILE_THREADS / (BY_PAIRS ? 2 : 4);
-
-static __device__ __forceinline__ void store_piece(const Params& p, int m0, int n0, int piece, const Piece& v) {
-  const int slot = BY_PAIRS ? piece / 2 : piece, lane = slot % 32;
-  const int row = m0 + slot % TILE_THREADS / 32 * 16 + row_of(lane), column = n0 + column_of(lane, slot / TILE_THREADS);
-  if constexpr (BY_PAIRS) {
-    store_pair(p, row + piece % 2 * ROW_STEP, column, &v.x);
-  } else {
-#pragma unroll 1
-    for (int h = 0; h < 2; ++h) {
-      const float pair[2] = {h ? v.z : v.x, h ? v.w : v.y};
-      store_pair(p, row + h * ROW_STEP, column, pair);
-    }
-  }
-}
-
-// A piece summed over all parts, the first of which it is at, in the fixed order: groups in sequence, parts of a group in sequence.
-// PARTS_AT_ONCE are on their way at once, one trip to the L2 for all of them.
-static constexpr int PARTS_AT_ONCE = BY_PAIRS ? 16 : 8;
-static __device__ __forceinline__ Piece sum_parts(const Piece* from, int parts, bool grouped) {
-  static_assert(GROUP == 2, "groups are pairs");
-  Piece total = {};
-#pragma unroll 1
-  for (int first = 0; first < parts; first += PARTS_AT_ONCE, from += PARTS_AT_ONCE * PIECES) {
-    Piece v[PARTS_AT_ONCE];
-#pragma unroll
-    for (int j = 0; j < PARTS_AT_ONCE; ++j)
-      if (first + j < parts) v[j] = __ldcg(from + j * PIECES);
-#pragma unroll
-    for (int j = 0; j < PARTS_AT_ONCE; j += 2) {
-      if (first + j >= parts) break;
-      const bool second = first + j + 1 < parts;
-      if (grouped && second) v[j] = v[j] + v[j + 1];
-      total = first + j ? total + v[j] : v[j];
-      if (!grouped && second) total = total + v[j + 1];
-    }
-  }
-  return total;
-}
-
-// Waits until all CTAs of a tile have come here, which all are running (a cooperative launch). Who has come is counted in
-// `counter`, which is 0 again behind the last one.
-static __device__ __forceinline__ void meet(unsigned* counter, int parts) {
-  sync_threads(MMA_BARRIER, TILE_THREADS);
-  if (threadIdx.x == 0) {
-    increment_release(counter, parts - 1);
-    while (load_acquire(counter)) {}
-  }
-  sync_threads(MMA_BARRIER, TILE_THREADS);
-}
-
-// Puts the sums of a CTA's MMA warpgroups into the output, alone or together with the other CTAs of the tile: with SPREAD each
-// waits for all and adds a share of the tile, with ORDERED the last to come adds all.
-static __device__ __forceinline__ void finish(const Params& p, const Cta& cta, int tile, Sums& sum) {
-  int m0, n0;
-  origin(p, tile, m0, n0);
-  if (p.reduction == DIRECT) {
-    store_columns<SUMS>(p, m0, n0, sum);
-    return;
-  }
-  const int parts = cta.parts;
-  const bool spread = p.reduction == SPREAD;
-  float* all = p.partial + (long long)(tile * parts) * (BM * BN);
-  float* mine = p.partial + (long long)(tile * parts + cta.part) * (BM * BN);
-  unsigned* counter = p.counter + COUNTERS * (long long)tile;
-  constexpr int HALF = BN % 32 ? 0 : SUMS / 2;
-  if (HALF && spread && parts == 2) {
-    // Two CTAs hand each other one half of their sums and store the other: the second one keeps the second half.
-#pragma unroll
-    for (int i = 0; i < HALF; ++i) {
-      const float x = sum[i], y = sum[i + HALF];
-      sum[i] = cta.part ? x : y, sum[i + HALF] = cta.part ? y : x;
-    }
-    write_partial<HALF>(mine, sum);
-    meet(counter, parts);
-#pragma unroll
-    for (int i = 0; i < HALF; ++i) sum[i] = sum[i + HALF];
-    add_partial<HALF>(all + (1 - cta.part) * (BM * BN), sum);
-    store_columns<HALF>(p, m0, n0 + cta.part * (BN / 2), sum);
-    return;
-  }
-  write_partial<SUMS>(mine, sum);
-  if (spread) {
-    meet(counter, parts);
-  } else {
-    __shared__ bool last;
-    sync_threads(MMA_BARRIER, TILE_THREADS);
-    if (threadIdx.x == 0) last = increment_acq_rel(counter, parts - 1) == parts - 1;
-    sync_threads(MMA_BARRIER, TILE_THREADS);
-    if (!last) return;
-  }
-  // Shares are whole warps of pieces. As many parts as are read at once is the usual case, and a third of the code.
-  const int share = spread ? (PIECES / 32 + parts - 1) / parts * 32 : PIECES, first = spread ? cta.part * share : 0;
-  const bool usual = parts == PARTS_AT_ONCE, grouped = p.hold == 1;
-#pragma unroll 1
-  for (int piece = first + threadIdx.x; piece < min(first + share, PIECES); piece += TILE_THREADS) {
-    const Piece* from = reinterpret_cast<const Piece*>(all) + piece;
-    store_piece(p, m0, n0, piece, usual ? sum_parts(from, PARTS_AT_ONCE, grouped) : sum_parts(from, parts, grouped));
   }
 }
 
@@ -823,11 +571,11 @@ static __device__ __forceinline__ void multiply_tiles(const MappedParams& mapped
     if (group == 0 && p.hold > 1) {
       // The sum of the segments before it waits in this CTA's own partial.
       float* own = p.partial + (long long)(tile * cta.parts + cta.part) * (BM * BN);
-      if (chunk > segment_chunks) add_partial<SUMS>(own, sum);
-      if (!last) write_partial<SUMS>(own, sum);
+      if (chunk > segment_chunks) Out::template add_partial<SUMS>(own, sum);
+      if (!last) Out::template write_partial<SUMS>(own, sum);
     }
     if (last) {
-      if (group == 0) finish(p, cta, tile, sum);
+      if (group == 0) Out::finish(p, cta, tile, sum);
       chunk = 0, tile += cta.walkers;
     }
     segment_left = segment_chunks;
