@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import router
-from .launch.entry import Entries, Entry, Options
+from .launch.entry import Entry, Options
 from .operand import ITEMSIZE, Kind, Problem, View
 from .plan.device import DeviceSpec
 from .plan.estimate import estimate
@@ -23,7 +23,7 @@ from .plan.raster import Raster
 from .plan.rules import Rule, find, shipped
 from .plan.tiles import TILES
 from .planted import in_place_of_plain
-from .router import PreparedRouter, prepare_router
+from .router import Entries, PreparedRouter, prepare_router
 
 #: Besides the shipped rule's raster and partition.
 RASTERS = (1, 2, 4, 16)

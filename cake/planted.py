@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from . import router
-from .launch.entry import Entries, Entry, Options
+from .launch.entry import Entry, Options
 from .operand import Kind
 from .plan.planner import planted
-from .router import OPS, Op, PreparedRouter, prepare_router
+from .router import OPS, Entries, Op, PreparedRouter, prepare_router
 
 
 def prepare(op: Op, *, spin: int, **arguments: Any) -> PreparedRouter:

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import torch
 
-from . import operand
+from . import operand, projection
 from .launch import routes
-from .launch.entry import Both, Entries, Entry, Options, addresses, can_be_kept, current_stream, product
-from .launch.router import WORKSPACES, Addresses, Workspace, forget_kernels
+from .launch.calls import Calls, Given, stream_of
+from .launch.entry import Both, Entry, Options, addresses, current_stream, own_workspace, product
+from .launch.router import WORKSPACES, forget_kernels
 from .operand import OPERANDS, Kind
 from .plan.backward import BackwardPlan
 
@@ -88,128 +89,55 @@ def _check_out(
     operand.check_same_device({name: out, name1: first})
 
 
-_entries = Entries(MAX_ENTRIES)
+class Entries(Calls[Entry]):
+    """The bounded cache of eager calls, and what makes the entries.
 
-#: The fields of :class:`Options` as they were given: a named tuple takes 0.2 us to make, and is needed once.
-Given = tuple[Any, ...]
-#: A GEMM about to be launched: its entry, the tensor it will write, where its tensors lie.
-Resolved = tuple[Entry, torch.Tensor, Addresses]
+    ``last`` has under ``bwd`` the entry of dX, which keeps what does both gradients.
+    """
 
-
-def _resolve(
-    kind: Kind,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    given: Given,
-    stream: int,
-    bind: bool = True,
-) -> Resolved:
-    """Look a GEMM's launch up, or check the call and make it; ``bind`` it, too. Runs nothing."""
-    entry, entries = None, _entries
-    splits = given[2]
-    if splits is not None and type(splits) is not int:  # it would find the entry of an equal int: True == 1
-        Options(*given).check()
-    try:
-        at = at1, at2, at0 = first.data_ptr(), second.data_ptr(), 0 if out is None else out.data_ptr()
-        generation = routes.generation
-        key: Given = (
-            kind,
-            given,
-            out_dtype,
-            stream,
-            generation,
-            first.shape,
-            first.stride(),
-            first.dtype,
-            first.get_device(),  # numbers: a torch.device takes 0.1 us to hash
-            second.shape,
-            second.stride(),
-            second.dtype,
-            second.get_device(),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-        )
-        if usual := can_be_kept(at1, at2) and (out is None or can_be_kept(at0)):
-            entry = entries.get(key)
-    except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or an unhashable option: say which
-        _check(kind, first, second, out, out_dtype, Options(*given))
-        raise
-    if entry is None:
+    def options(self, given: Given) -> Options:
         options = Options(*given)
-        _check(kind, first, second, out, out_dtype, options)
-        target = out
-        if target is None:
-            shape = _output_shape(kind, first, second)
-            target = operand.new_output(shape, _output_dtype(kind, out_dtype), first.device)
-            at = at1, at2, target.data_ptr()
-        entry = entries.make(kind, first, second, target, options)
-        entry.check_overlap(first, second, target, at)
-        if bind:
-            entry.bind()
-        if usual:
-            entry.kept, entry.stream, entry.generation = True, stream, generation
-            entries.put(key, entry)
-    elif out is None:
-        p = entry.problem
-        target = operand.new_output((p.m, p.n), operand.TORCH_DTYPES[p.out.dtype], first.device)
-        at = at1, at2, target.data_ptr()
-    else:
-        target = out
-        entry.check_overlap(first, second, out, at)
-    return entry, target, at
+        options.check()
+        return options
+
+    def check(
+        self,
+        kind: Kind,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        out: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        options: Options,
+    ) -> None:
+        _check_inputs(kind, first, second)
+        if out is not None:
+            _check_out(kind, first, second, out, out_dtype)
+
+    def new_output(
+        self,
+        kind: Kind,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        out_dtype: torch.dtype | None,
+        options: Options,
+    ) -> torch.Tensor:
+        shape = _output_shape(kind, first, second)
+        return operand.new_output(shape, _output_dtype(kind, out_dtype), first.device)
+
+    def make(
+        self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options
+    ) -> Entry:
+        return Entry(kind, first, second, out, options)
+
+    def both(self, dgrad: Entry, wgrad: Entry) -> Both:
+        """What does both: kept with the first entry as long as it is asked for with the same second one."""
+        both = dgrad.both
+        if both is None or both.wgrad is not wgrad:
+            both = dgrad.both = Both(dgrad, wgrad)
+        return both
 
 
-def _check(
-    kind: Kind,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    options: Options,
-) -> None:
-    """All that can be wrong with a call but for views and overlaps."""
-    options.check()
-    _check_inputs(kind, first, second)
-    if out is not None:
-        _check_out(kind, first, second, out, out_dtype)
-
-
-def _stream(first: Any) -> int:
-    """The raw current stream of a call, of its first tensor's device; 0 for what is on no GPU."""
-    index = first.get_device() if isinstance(first, torch.Tensor) else -1
-    return int(torch._C._cuda_getCurrentRawStream(index)) if index >= 0 else 0
-
-
-def _call(
-    kind: Kind,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    given: Given,
-) -> torch.Tensor:
-    """One eager GEMM."""
-    last = _entries.last  # of before the look-up: what is cleared meanwhile stays so
-    entry = last.get(kind)
-    if entry is not None and out is not None:
-        try:
-            at = first.data_ptr(), second.data_ptr(), out.data_ptr()
-            here = at == entry.at
-            repeats = entry.repeats(given, out_dtype, here, first, second, out)
-        except (AttributeError, RuntimeError):  # no dense tensor: said below
-            repeats = False
-        if repeats and (here or entry.takes(first, second, out, at)):
-            entry.used = True
-            entry.run(first, second, out, at, entry.stream)
-            return out
-    stream = _stream(first)
-    entry, target, at = _resolve(kind, first, second, out, out_dtype, given, stream)
-    entry.run(first, second, target, at, stream)
-    if out is not None and entry.kept and given[2] is None:
-        entry.found(given, out_dtype, first, second, out)
-        last[kind] = entry
-    return target
+_entries = Entries(MAX_ENTRIES)
 
 
 def router_forward(
@@ -240,7 +168,7 @@ def router_forward(
     Autograd does not see the call: the result has no gradient. Raises ``TypeError`` or ``ValueError`` naming
     the tensor, what it has and what is needed.
     """
-    return _call("fwd", X, W, out, out_dtype, (deterministic, emulation, splits, pdl))
+    return _entries.call("fwd", X, W, out, out_dtype, (deterministic, emulation, splits, pdl))
 
 
 def router_dgrad(
@@ -259,7 +187,7 @@ def router_dgrad(
     A new ``dX`` has a row stride that is a multiple of 16 bytes. Options and errors as
     :func:`router_forward`.
     """
-    return _call("dgrad", G, W, out, out_dtype, (deterministic, emulation, splits, pdl))
+    return _entries.call("dgrad", G, W, out, out_dtype, (deterministic, emulation, splits, pdl))
 
 
 def router_wgrad(
@@ -277,7 +205,7 @@ def router_wgrad(
 
     Options and errors as :func:`router_forward`; the K partition here depends on T, N and H.
     """
-    return _call("wgrad", G, X, out, out_dtype, (deterministic, emulation, splits, pdl))
+    return _entries.call("wgrad", G, X, out, out_dtype, (deterministic, emulation, splits, pdl))
 
 
 def router_backward(
@@ -323,11 +251,11 @@ def router_backward(
             dgrad.used = both.wgrad.used = True
             both.run(dgrad, (G, W, given_dx), (G, X, given_dw), at_dx, at_dw, both.stream)
             return given_dx, given_dw
-    stream, generation = _stream(G), routes.generation
+    stream, generation = stream_of(G), routes.generation
     # Both are resolved before either runs: a call that fails leaves both outputs as they were, and the host
     # does not think between the two launches.
-    dgrad, dx, at_dx = _resolve("dgrad", G, W, given_dx, out_dtype, given, stream, bind=False)
-    wgrad, dw, at_dw = _resolve("wgrad", G, X, given_dw, None, given, stream, bind=False)
+    dgrad, dx, at_dx = _entries.resolve("dgrad", G, W, given_dx, out_dtype, given, stream, bind=False)
+    wgrad, dw, at_dw = _entries.resolve("wgrad", G, X, given_dw, None, given, stream, bind=False)
     _check_features(X, W)
     both = _entries.both(dgrad, wgrad)
     if out is not None and not both.takes(dgrad, at_dx, at_dw):
@@ -369,14 +297,12 @@ class PreparedRouter:
         self.outputs = {OPERANDS[entry.kind][2]: tensors[2] for entry, tensors in steps}
         self.plans = tuple(entry.plan for entry, _ in steps if entry.plan is not None)
         device = steps[0][1][0].device
-        workspace = None
-        if device.type == "cuda":
-            if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{op}: prepare before the capture begins, then capture the call")
-            floats = max((p.partial_floats for p in self.plans), default=0)
-            counters = max((p.counters for p in self.plans), default=0)
-            workspace = Workspace(floats, counters, device)
-            torch.cuda.current_stream(device).synchronize()  # counters are zero before any stream may launch
+        workspace = own_workspace(
+            op,
+            device,
+            max((p.partial_floats for p in self.plans), default=0),
+            max((p.counters for p in self.plans), default=0),
+        )
         self._device = device
         self._calls: list[Callable[[int], None]] = []
         #: Both gradients as one launch, where they are one.
@@ -461,5 +387,6 @@ def clear_caches() -> None:
     Programs are loaded anew when next needed; the old code stays on the device for the life of the process.
     """
     _entries.clear()
+    projection.entries.clear()
     WORKSPACES.clear()
     forget_kernels()

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from .. import cpu, operand
-from ..operand import OPERANDS, Kind
+from ..operand import OPERANDS, AnyKind, Kind, Problem
 from ..plan import CPU, Plan, plan, router_problem
 from ..plan.backward import BackwardPlan, joined
 from ..plan.device import EMULATIONS
 from ..plan.partition import MAX_SEGMENTS
 from . import routes
-from .bounded import Bounded
-from .router import Addresses, BoundBackward, BoundPlan, Workspace, device_spec
+from .router import Addresses, Bound, BoundBackward, BoundPlan, Workspace, device_spec
 
 
 def current_stream(device: torch.device) -> int:
@@ -27,11 +26,11 @@ def current_stream(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
-def product(kind: Kind, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operands as ``a[M, K] @ b[K, N]``."""
+def product(kind: AnyKind, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operands as ``a[..., M, K] @ b[..., K, N]``."""
     if kind == "fwd":
-        return first, second.t()
-    return (first, second) if kind == "dgrad" else (first.t(), second)
+        return first, second.mT
+    return (first.mT, second) if kind == "wgrad" else (first, second)
 
 
 def apart(at1: int, span1: int, at2: int, span2: int) -> bool:
@@ -70,6 +69,17 @@ class Options(NamedTuple):
             raise ValueError(f"splits={splits!r}; needs None or an integer from 1 to {MAX_SEGMENTS}")
 
 
+def own_workspace(op: str, device: torch.device, floats: int, counters: int) -> Workspace | None:
+    """The workspace of a prepared launch, ready for any stream; none on a CPU. Not under capture."""
+    if device.type != "cuda":
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{op}: prepare before the capture begins, then capture the call")
+    workspace = Workspace(floats, counters, device)
+    torch.cuda.current_stream(device).synchronize()  # counters are zero before any stream may launch
+    return workspace
+
+
 #: Times that a launch's check of tensors is made: at most.
 MAX_CHECKS = 8
 
@@ -81,6 +91,9 @@ def _never(*tensors: torch.Tensor) -> bool:
 class Repeatable:
     """A launch that is known again. ``kept``: it is in the cache, for the raw ``stream`` and the
     ``generation`` of routes of its key.
+
+    A call's options are four, as they were given: of a router those of :class:`Options`. The third one is
+    ``None`` in calls that may repeat.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,40 +144,43 @@ class Repeatable:
         )
 
 
-class Entry(Repeatable):
-    """A planned GEMM of fixed shapes, strides, dtypes and device, to be run on tensors that have them."""
+P = TypeVar("P")
+
+
+class Planned(Repeatable, Generic[P]):
+    """A planned GEMM of fixed shapes, strides, dtypes and device, to be run on tensors that have them.
+
+    Of a kind of GEMM are its plan, how it is bound, and how a CPU computes it.
+    """
 
     def __init__(
-        self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options
+        self,
+        kind: AnyKind,
+        problem: Problem,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        out: torch.Tensor,
     ) -> None:
-        name1, name2, name = OPERANDS[kind]
-        self.kind = kind
-        self.problem = p = router_problem(
-            kind, operand.view(name1, first), operand.view(name2, second), operand.output_view(name, out)
-        )
         super().__init__(first.device)
-        self.options = options
+        self.kind, self.problem = kind, problem
         self.used = False
         #: Where the tensors of its last repeat lay.
         self.at: Addresses | None = None
-        self.plan: Plan | None = None
+        self.plan: P | None = None
+        self.shape = out.shape
         self.spans = operand.span(first), operand.span(second), operand.span(out)
-        self.bound: BoundPlan | None = None
-        self.both: Both | None = None
-        self.spec = spec = device_spec(first.device.index) if first.is_cuda else CPU
-        # An unsupported device is an error even where nothing would be launched.
-        family = spec.family_of(options.emulation)
-        if p.m and p.n and p.k:
-            free = not options.deterministic
-            self.plan = plan(
-                p,
-                family,
-                sms=spec.sms,
-                deterministic=options.deterministic,
-                emulation=options.emulation,
-                splits=options.splits,
-                routes=routes.of(first.device.index if first.is_cuda else -1, spec) if free else None,
-            )
+        self.bound: Bound | None = None
+        self.spec = device_spec(first.device.index) if first.is_cuda else CPU
+
+    def _bind(self, plan: P, workspace: Workspace | None) -> Bound:
+        raise NotImplementedError
+
+    def _on_cpu(self, plan: P, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def new_output(self) -> torch.Tensor:
+        """An output for it."""
+        return operand.new_output(self.shape, operand.TORCH_DTYPES[self.problem.out.dtype], self.device)
 
     def check_overlap(
         self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, at: Addresses
@@ -185,12 +201,12 @@ class Entry(Repeatable):
         self.at = at
         return True
 
-    def bind(self, workspace: Workspace | None = None) -> Entry:
+    def bind(self, workspace: Workspace | None = None) -> Self:
         """Compile and load the program (GPU) if that is still to be done, with a workspace of the entry's own
         or the current stream's.
         """
         if self.bound is None and self.plan is not None and self.device.type == "cuda":
-            self.bound = BoundPlan(self.plan, self.device, pdl=self.options.pdl, workspace=workspace)
+            self.bound = self._bind(self.plan, workspace)
         return self
 
     def run(
@@ -207,11 +223,45 @@ class Entry(Repeatable):
                 with torch.cuda.device(bound.index):
                     bound.launch(at, stream)
         elif self.plan is not None:
-            a, b = product(self.kind, first, second)
-            cpu.run(self.plan, a, b, out)
+            self._on_cpu(self.plan, first, second, out)
         elif out.numel():
             with torch.no_grad():
                 out.zero_()
+
+
+class Entry(Planned[Plan]):
+    """A planned router GEMM."""
+
+    def __init__(
+        self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options
+    ) -> None:
+        name1, name2, name = OPERANDS[kind]
+        p = router_problem(
+            kind, operand.view(name1, first), operand.view(name2, second), operand.output_view(name, out)
+        )
+        super().__init__(kind, p, first, second, out)
+        self.options = options
+        self.both: Both | None = None
+        spec = self.spec
+        # An unsupported device is an error even where nothing would be launched.
+        family = spec.family_of(options.emulation)
+        if p.m and p.n and p.k:
+            free = not options.deterministic
+            self.plan = plan(
+                p,
+                family,
+                sms=spec.sms,
+                deterministic=options.deterministic,
+                emulation=options.emulation,
+                splits=options.splits,
+                routes=routes.of(first.device.index if first.is_cuda else -1, spec) if free else None,
+            )
+
+    def _bind(self, plan: Plan, workspace: Workspace | None) -> Bound:
+        return BoundPlan(plan, self.device, pdl=self.options.pdl, workspace=workspace)
+
+    def _on_cpu(self, plan: Plan, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> None:
+        cpu.run(plan, *product(self.kind, first, second), out)
 
 
 #: A GEMM's operands and its output.
@@ -261,33 +311,3 @@ class Both(Repeatable):
         else:
             with torch.cuda.device(self._bound.index):
                 self._bound.launch((at_dx, at_dw), stream)
-
-
-class Entries(Bounded[Entry]):
-    """The bounded cache of eager calls, and what makes the entries.
-
-    ``last`` has, by kind, the entry last found for outputs that the caller gave; under ``bwd`` the one of dX,
-    which keeps what does both.
-    """
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.last: dict[str, Entry] = {}
-
-    def clear(self) -> None:
-        """Forget all entries. A call under way has the ``last`` of before."""
-        super().clear()
-        self.last = {}
-
-    def make(
-        self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options
-    ) -> Entry:
-        """A new entry, neither bound nor kept."""
-        return Entry(kind, first, second, out, options)
-
-    def both(self, dgrad: Entry, wgrad: Entry) -> Both:
-        """What does both: kept with the first entry as long as it is asked for with the same second one."""
-        both = dgrad.both
-        if both is None or both.wgrad is not wgrad:
-            both = dgrad.both = Both(dgrad, wgrad)
-        return both

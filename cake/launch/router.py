@@ -6,15 +6,15 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ..plan.backward import BackwardKey, BackwardPlan
+from ..plan.backward import BackwardPlan
 from ..plan.device import DeviceSpec
-from ..plan.planner import Plan, ProgramKey
+from ..plan.planner import Plan
 from ..program.compiler import compile_cubin
-from ..program.registry import Box, Program, program
+from ..program.registry import Box, Key, Program, program
 from . import driver
 from .bounded import Bounded
 from .tensormap import ALIGNMENT, Mapped, TensorMap
@@ -129,7 +129,7 @@ def device_spec(index: int) -> DeviceSpec:
 
 
 @cache
-def _kernel(key: ProgramKey | BackwardKey, index: int) -> tuple[Program, Any]:
+def _kernel(key: Key, index: int) -> tuple[Program, Any]:
     """A program compiled for a device and loaded on it."""
     p = program(key)
     cubin = compile_cubin(p.source, device_spec(index).arch, name=p.name, defines=p.defines)
@@ -206,7 +206,7 @@ class Workspaces:
 WORKSPACES = Workspaces()
 
 
-class _Gemm:
+class Gemm:
     """A GEMM's parameters and maps in a parameter block."""
 
     def __init__(self, plan: Plan, block: MappedParams, boxes: tuple[Box, ...]) -> None:
@@ -224,12 +224,18 @@ class _Gemm:
             mapped.bind(address)
 
 
-class _Block:
+class Pointed(Protocol):
+    """A GEMM of a parameter block."""
+
+    def point(self, at: Addresses) -> None: ...  # noqa: D102
+
+
+class ParameterBlock:
     """A parameter block with its launcher, for one thread at a time. ``sums`` are the parameters that get the
-    workspace.
+    workspace: its ``partial`` and ``counter``.
     """
 
-    def __init__(self, gemms: tuple[_Gemm, ...], sums: Params, launcher: driver.Launcher) -> None:
+    def __init__(self, gemms: tuple[Pointed, ...], sums: Any, launcher: driver.Launcher) -> None:
         self.launcher = launcher
         #: Where the tensors are now, and the workspace.
         self.at: Addresses | tuple[Addresses, Addresses] | None = None
@@ -249,7 +255,7 @@ class _Block:
         self._sums.partial, self._sums.counter = self.pointers = pointers
 
 
-class _Bound:
+class Bound:
     """A program on one device, to be launched for any addresses.
 
     ``workspace`` is the launch's own; None: that of the stream it is launched on, always the same one.
@@ -257,7 +263,7 @@ class _Bound:
 
     def __init__(
         self,
-        key: ProgramKey | BackwardKey,
+        key: Key,
         device: torch.device,
         *,
         pdl: bool,
@@ -277,7 +283,7 @@ class _Bound:
         #: Blocks that no thread has: one, unless threads met. To take and put one needs no lock.
         self._idle = [self._block()]
 
-    def _block(self) -> _Block:
+    def _block(self) -> ParameterBlock:
         raise NotImplementedError
 
     def _launcher(self, grid: tuple[int, int, int], params: ctypes.Structure) -> driver.Launcher:
@@ -334,7 +340,7 @@ class _Bound:
         return space
 
 
-class BoundPlan(_Bound):
+class BoundPlan(Bound):
     """A plan's GEMM, bound."""
 
     def __init__(
@@ -351,16 +357,16 @@ class BoundPlan(_Bound):
             workspace=workspace,
         )
 
-    def _block(self) -> _Block:
+    def _block(self) -> ParameterBlock:
         boxes = self._program.boxes
         mapped = aligned(MappedParams)
         mapped.params = parameters(self.plan)
         params = mapped.params
         launcher = self._launcher(self.plan.grid, mapped if boxes else params)
-        return _Block((_Gemm(self.plan, mapped, boxes),), params, launcher)
+        return ParameterBlock((Gemm(self.plan, mapped, boxes),), params, launcher)
 
 
-class BoundBackward(_Bound):
+class BoundBackward(Bound):
     """Both gradients in one launch, bound."""
 
     def __init__(
@@ -376,15 +382,15 @@ class BoundBackward(_Bound):
             workspace=workspace,
         )
 
-    def _block(self) -> _Block:
+    def _block(self) -> ParameterBlock:
         plan, boxes = self.plan, self._program.boxes
         block = aligned(BackwardParams)
         block.dgrad.params, block.wgrad.params = parameters(plan.dgrad), parameters(plan.wgrad)
         block.dgrad_ctas = plan.ctas[0]
         # All CTAs of a planted program spin.
         block.dgrad.params.spin = block.wgrad.params.spin
-        gemms = _Gemm(plan.dgrad, block.dgrad, boxes[:2]), _Gemm(plan.wgrad, block.wgrad, boxes[2:])
-        return _Block(gemms, block.wgrad.params, self._launcher((sum(plan.ctas), 1, 1), block))
+        gemms = Gemm(plan.dgrad, block.dgrad, boxes[:2]), Gemm(plan.wgrad, block.wgrad, boxes[2:])
+        return ParameterBlock(gemms, block.wgrad.params, self._launcher((sum(plan.ctas), 1, 1), block))
 
 
 def _none() -> None:

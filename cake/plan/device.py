@@ -10,6 +10,8 @@ from dataclasses import dataclass
 FAMILIES: dict[str, str | int] = {"sm90": "sm_90a", "sm80": 80}
 #: The emulations of FP32 by 16-bit products -> the families that have programs for them.
 EMULATIONS: dict[str, tuple[str, ...]] = {"bf16x3": ("sm90", "sm80"), "fp16x2": ("sm90",)}
+#: The families that have programs for BF16 projections.
+PROJECTIONS = ("sm80",)
 
 
 def families(arch: str) -> tuple[str, ...]:
@@ -53,16 +55,30 @@ class DeviceSpec:
     def family_of(self, emulation: str) -> str:
         """The program family that serves the device with an emulation. Raises :class:`UnsupportedDevice`."""
         runs, have = families(self.arch), EMULATIONS[emulation]
-        for family in runs:
-            if family in have:
-                return family
+        family = self._first(have)
+        if family:
+            return family
         if runs:
             where = ", ".join(f"{family} ({_needed(family)})" for family in have)
             raise UnsupportedDevice(
                 f"{self.arch} has no {emulation} programs: of the program families {where} has them; "
                 "use emulation='bf16x3'"
             )
-        raise UnsupportedDevice(
+        raise UnsupportedDevice(self._no_program())
+
+    @property
+    def projection_family(self) -> str:
+        """The program family that serves the device with projections. Raises :class:`UnsupportedDevice`."""
+        family = self._first(PROJECTIONS)
+        if family is None:
+            raise UnsupportedDevice(self._no_program())
+        return family
+
+    def _first(self, having: tuple[str, ...]) -> str | None:
+        return next((family for family in families(self.arch) if family in having), None)
+
+    def _no_program(self) -> str:
+        return (
             f"{self.arch} has no program: supported are GPUs of compute capability 8.0 (Ampere) and newer, "
             "and the CPU"
         )

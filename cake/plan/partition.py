@@ -64,14 +64,19 @@ def by_k(k: int) -> Partition:
 
 
 def for_wgrad(t: int, n: int, h: int) -> Partition:
-    """The partition of ``wgrad``, whose K is T: cut only where the output alone gives too few tiles to fill a
-    GPU.
+    """The partition of ``wgrad``, whose K is T: :func:`filling`."""
+    return filling(t, n, h)
+
+
+def filling(k: int, m: int, n: int, batch: int = 1, shortest: int = MIN_SEGMENT) -> Partition:
+    """K cut only where the output alone gives too few tiles to fill a GPU, into segments of ``shortest`` and
+    more.
 
     A function of the shape, not of the device: 128 tiles of 128 x 128 are taken as enough, 65 too.
     """
-    tiles = -(-n // 128) * -(-h // 128)
+    tiles = batch * -(-m // 128) * -(-n // 128)
     wanted = 128 // tiles
-    return cut(t, max(1, min(MAX_SEGMENTS, wanted, -(-t // MIN_SEGMENT))))
+    return cut(k, max(1, min(MAX_SEGMENTS, wanted, -(-k // shortest))))
 
 
 def pinned(k: int, splits: int) -> Partition:

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import product
 
 from ..plan.backward import WGRAD_ROWS, BackwardKey
-from ..plan.device import EMULATIONS, FAMILIES, families
+from ..plan.dense import ProjectionKey
+from ..plan.device import EMULATIONS, FAMILIES, PROJECTIONS, families
 from ..plan.partition import CHUNK, GROUP
 from ..plan.planner import COUNTERS, ProgramKey
 from ..plan.tiles import TILES
+from . import sm80_projection
+from .template import Box, Program, source
 
 #: sm80: rows and columns of a tile that a warp computes. Three stages of 32 along K keep the larger tile at
 #: 90 KB, under the 99 KB of consumer GPUs.
@@ -39,38 +41,21 @@ SIZE = {"f32": 4, "bf16": 2}
 ROUTER_DTYPES = (("f32", "f32"), ("bf16", "f32"), ("f32", "bf16"))
 
 
-@dataclass(frozen=True)
-class Box:
-    """What one copy brings of an operand to shared memory: ``lines`` lines of ``inner`` elements along its
-    unit stride; their 16-byte units trade places in lines of ``swizzle`` bytes (0: they do not).
-    """
+#: What tells programs apart: of a router GEMM, of both its gradients, of a projection.
+Key = ProgramKey | BackwardKey | ProjectionKey
 
-    inner: int
-    lines: int
-    swizzle: int
-
-
-@dataclass(frozen=True)
-class Program:
-    """A kernel template instance: all that compiling and launching it needs.
-
-    ``tensor_core_ops`` are SASS mnemonics that a compiled program must contain; ``smem_bytes`` is dynamic
-    shared memory; ``boxes`` are of the operands A and B, and of a second GEMM's, where they are copied so.
-    """
-
-    name: str
-    kernel: str
-    source: str
-    defines: dict[str, int]
-    threads: int
-    smem_bytes: int
-    tensor_core_ops: tuple[str, ...]
-    boxes: tuple[Box, ...] = ()
+#: The modules that have the programs of a family's projections.
+_PROJECTIONS = {"sm80": sm80_projection}
 
 
 @cache
-def program(key: ProgramKey | BackwardKey) -> Program:
-    """The program of a key. Raises ``LookupError`` for a tile, dtypes or an emulation no template has."""
+def program(key: Key) -> Program:
+    """The program of a key. Raises ``LookupError`` for a tile, form, dtypes or an emulation no template has.
+    """
+    if isinstance(key, ProjectionKey):
+        if key.family not in _PROJECTIONS:
+            raise LookupError(f"no program {key}; projections have the families {', '.join(_PROJECTIONS)}")
+        return _PROJECTIONS[key.family].program(key)
     if isinstance(key, BackwardKey):
         _check(key.dgrad)
         _check(key.wgrad)
@@ -236,19 +221,14 @@ def sm90_pad(side: int) -> int:
     return 256 // side % 64
 
 
-def source(path: str) -> str:
-    """A source file of ``csrc``."""
-    return files(__package__.rpartition(".")[0]).joinpath("csrc", path).read_text()
-
-
 def programs(arch: str) -> list[Program]:
     """Every program of an architecture."""
     return [program(key) for key in keys_of(arch)]
 
 
-def keys_of(arch: str) -> list[ProgramKey | BackwardKey]:
+def keys_of(arch: str) -> list[Key]:
     """The keys of an architecture's programs."""
-    keys: list[ProgramKey | BackwardKey] = []
+    keys: list[Key] = []
     for family, (emulation, having) in product(families(arch), EMULATIONS.items()):
         if family not in having:
             continue
@@ -264,4 +244,7 @@ def keys_of(arch: str) -> list[ProgramKey | BackwardKey]:
                 dgrad = ProgramKey(family, *first, True, False, "f32", "f32", emulation)
                 wgrad = ProgramKey(family, *second, False, False, "f32", x, emulation)
                 keys.append(BackwardKey(dgrad, wgrad))
+    for family in families(arch):
+        if family in PROJECTIONS:
+            keys += _PROJECTIONS[family].keys()
     return keys
