@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .plan.dense import ProjectionPlan
 from .plan.partition import CHUNK, GROUP
 from .plan.planner import Plan
 
@@ -135,3 +136,18 @@ def run(plan: Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None
             a_parts = [part.transpose(0, 1) for part in split(rows, 2)]
             sums = (_sums_fp16x2 if fp16x2 else _sums_bf16x3)(a_parts, b_parts)
             out[first : first + ROWS] = _fold(sums, per_segment, per_group)[: block.shape[0]]
+
+
+def run_projection(plan: ProjectionPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """``out[..., M, N] = a[..., M, K] @ b[..., K, N]`` by the plan, as it was asked for: where the plan swaps
+    it, too. FP32 sums through a segment of K, segments added in order, one rounding to the output's type.
+
+    Writes through ``out`` only. Neither autograd nor autocast sees it.
+    """
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        total: torch.Tensor | None = None
+        for first, last in plan.partition.bounds:
+            part = a[..., first:last].float() @ b[..., first:last, :].float()
+            total = part if total is None else total.add_(part)
+        assert total is not None  # K is positive
+        out.copy_(total)

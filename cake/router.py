@@ -89,6 +89,21 @@ def _check_out(
     operand.check_same_device({name: out, name1: first})
 
 
+def _check(
+    kind: Kind,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    options: Options,
+) -> None:
+    """All that can be wrong with a call but for views and overlaps."""
+    options.check()
+    _check_inputs(kind, first, second)
+    if out is not None:
+        _check_out(kind, first, second, out, out_dtype)
+
+
 class Entries(Calls[Entry]):
     """The bounded cache of eager calls, and what makes the entries.
 
@@ -96,6 +111,7 @@ class Entries(Calls[Entry]):
     """
 
     def options(self, given: Given) -> Options:
+        """As a named tuple."""
         options = Options(*given)
         options.check()
         return options
@@ -109,9 +125,8 @@ class Entries(Calls[Entry]):
         out_dtype: torch.dtype | None,
         options: Options,
     ) -> None:
-        _check_inputs(kind, first, second)
-        if out is not None:
-            _check_out(kind, first, second, out, out_dtype)
+        """Types, devices, shapes and N."""
+        _check(kind, first, second, out, out_dtype, options)
 
     def new_output(
         self,
@@ -121,12 +136,14 @@ class Entries(Calls[Entry]):
         out_dtype: torch.dtype | None,
         options: Options,
     ) -> torch.Tensor:
+        """FP32 unless dX is asked for in BF16."""
         shape = _output_shape(kind, first, second)
         return operand.new_output(shape, _output_dtype(kind, out_dtype), first.device)
 
     def make(
         self, kind: Kind, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, options: Options
     ) -> Entry:
+        """A planned router GEMM."""
         return Entry(kind, first, second, out, options)
 
     def both(self, dgrad: Entry, wgrad: Entry) -> Both:

@@ -86,7 +86,9 @@ class Calls(Bounded[E], Generic[E]):
         """
         entry = None
         splits = given[2]
-        if splits is not None and type(splits) is not int:  # it would find the entry of an equal int: True == 1
+        if (
+            splits is not None and type(splits) is not int
+        ):  # it would find the entry of an equal int: True == 1
             self.options(given)
         try:
             at = at1, at2, at0 = first.data_ptr(), second.data_ptr(), 0 if out is None else out.data_ptr()
@@ -109,7 +111,11 @@ class Calls(Bounded[E], Generic[E]):
             )
             if usual := can_be_kept(at1, at2) and (out is None or can_be_kept(at0)):
                 entry = self.get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no dense tensor, or an unhashable option: say which
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+        ):  # no dense tensor, or an unhashable option: say which
             self.check(kind, first, second, out, out_dtype, self.options(given))
             raise
         if entry is None:

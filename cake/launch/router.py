@@ -286,7 +286,8 @@ class Bound:
     def _block(self) -> ParameterBlock:
         raise NotImplementedError
 
-    def _launcher(self, grid: tuple[int, int, int], params: ctypes.Structure) -> driver.Launcher:
+    def launcher(self, grid: tuple[int, int, int], params: ctypes.Structure) -> driver.Launcher:
+        """What launches the program with a parameter block."""
         return driver.Launcher(
             self._kernel,
             self.index,
@@ -362,7 +363,7 @@ class BoundPlan(Bound):
         mapped = aligned(MappedParams)
         mapped.params = parameters(self.plan)
         params = mapped.params
-        launcher = self._launcher(self.plan.grid, mapped if boxes else params)
+        launcher = self.launcher(self.plan.grid, mapped if boxes else params)
         return ParameterBlock((Gemm(self.plan, mapped, boxes),), params, launcher)
 
 
@@ -390,7 +391,7 @@ class BoundBackward(Bound):
         # All CTAs of a planted program spin.
         block.dgrad.params.spin = block.wgrad.params.spin
         gemms = Gemm(plan.dgrad, block.dgrad, boxes[:2]), Gemm(plan.wgrad, block.wgrad, boxes[2:])
-        return ParameterBlock(gemms, block.wgrad.params, self._launcher((sum(plan.ctas), 1, 1), block))
+        return ParameterBlock(gemms, block.wgrad.params, self.launcher((sum(plan.ctas), 1, 1), block))
 
 
 def _none() -> None:

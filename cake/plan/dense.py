@@ -1,4 +1,4 @@
-"""Plans of BF16 projections. Pure: run anywhere, and the same for the GPU and for the CPU that repeats them."""
+"""Plans of BF16 projections. Pure: run anywhere, the same for the GPU and for the CPU that repeats them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ class ProjectionPlan:
 
     def __str__(self) -> str:
         cut = f"K{self.partition.k}={self.parts}x{self.partition.segment}"
-        more = " swapped" * self.swapped + " tail" * self.tail + f" {self.walkers} walkers" * bool(self.walkers)
+        more = (
+            " swapped" * self.swapped + " tail" * self.tail + f" {self.walkers} walkers" * bool(self.walkers)
+        )
         return f"{self.program} {cut} {self.reduction}{more}, {self.raster}"
 
 

@@ -56,9 +56,7 @@ def parse(entry: Mapping[str, object]) -> DenseRule:
     """A rule from its TOML table. Raises ``ValueError`` naming what is wrong."""
     if not NEEDED <= entry.keys() <= KEYS | VALUES:
         optional = sorted((KEYS | VALUES) - NEEDED)
-        raise ValueError(
-            f"rule {entry}: needs {', '.join(sorted(NEEDED))}; may have {', '.join(optional)}"
-        )
+        raise ValueError(f"rule {entry}: needs {', '.join(sorted(NEEDED))}; may have {', '.join(optional)}")
     ragged = entry.get("T") == "ragged"
     fields = Fields("rule", entry)
     first, last = (None, None) if ragged else fields.tokens()

@@ -50,8 +50,7 @@ _PROJECTIONS = {"sm80": sm80_projection}
 
 @cache
 def program(key: Key) -> Program:
-    """The program of a key. Raises ``LookupError`` for a tile, form, dtypes or an emulation no template has.
-    """
+    """The program of a key. Raises ``LookupError`` for what no template has: a tile, dtypes, ..."""
     if isinstance(key, ProjectionKey):
         if key.family not in _PROJECTIONS:
             raise LookupError(f"no program {key}; projections have the families {', '.join(_PROJECTIONS)}")

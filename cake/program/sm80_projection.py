@@ -10,7 +10,7 @@ from .template import Program, source
 
 #: Form -> warps along M and N, and rows and columns of a warp.
 WARPS = {"128x128": (2, 4, 64, 32), "128x64": (2, 2, 64, 32), "64x64": (2, 2, 32, 32)}
-#: Elements of K that a stage has, and stages: 96 KiB with the largest tile, within the 99 KiB of consumer GPUs.
+#: Elements of K that a stage has, and stages: 96 KiB with the largest tile; consumer GPUs have 99.
 STAGE_K, STAGES = 64, 3
 
 
