@@ -1,4 +1,4 @@
-"""The forms of projection programs: tiles, and how a CTA of Hopper shares the work. Pure."""
+"""The forms of the sm90 family's projection programs: tiles, and how a CTA shares the work. Pure."""
 
 from __future__ import annotations
 
@@ -52,6 +52,3 @@ FORMS = {
         Form(1, 128, 128),
     )
 }
-
-#: The sm80 family's tiles by name, rows x columns.
-SM80_TILES = {f"{rows}x{columns}": (rows, columns) for rows, columns in ((64, 64), (128, 64), (128, 128))}

@@ -14,8 +14,8 @@
 namespace cake {
 constexpr int BM = 32 * WARPS_M, BN = 32 * WARPS_N;
 }
+#include "common/ampere.cuh"
 #include "common/arrival.cuh"
-#include "common/lines.cuh"
 #include "common/planted.cuh"
 #include "common/router.cuh"
 
@@ -34,10 +34,29 @@ struct Element<true> { using type = unsigned short; };
 // fragment reads free of bank conflicts: the leading dimension is 8 (mod 32) words for 8-byte reads along K, 4 (mod 32)
 // for single words across K, and 4-word steps for BF16.
 template <int EXTENT, bool UNIT_K, bool BF16>
-struct Operand : Lines<typename Element<BF16>::type, EXTENT, BK, UNIT_K, BF16 || UNIT_K ? 8 : 4, THREADS> {
+struct Operand {
   using T = typename Element<BF16>::type;
   static constexpr int PARTS = BF16 ? 1 : 3;
-  static constexpr int LD = Operand::Lines::LD;
+  static constexpr int OUTER = UNIT_K ? EXTENT : BK, INNER = UNIT_K ? BK : EXTENT;
+  static constexpr int LD = INNER + (BF16 || UNIT_K ? 8 : 4);
+  static constexpr int BYTES = OUTER * LD * (int)sizeof(T);
+  static constexpr int VEC = 16 / (int)sizeof(T);
+
+  __device__ __forceinline__ static void load(char* smem, const void* global, long long ld, int e0, int extent, int k0,
+                                              int k) {
+    const int outer0 = UNIT_K ? e0 : k0, inner0 = UNIT_K ? k0 : e0;
+    const int outer_end = UNIT_K ? extent : k, inner_end = UNIT_K ? k : extent;
+    const T* base = static_cast<const T*>(global);
+#pragma unroll
+    for (int i = 0; i < OUTER * INNER / VEC / THREADS; ++i) {
+      const int v = i * THREADS + threadIdx.x;
+      const int outer = v / (INNER / VEC), inner = v % (INNER / VEC) * VEC;
+      const int left = outer0 + outer < outer_end ? inner_end - (inner0 + inner) : 0;
+      const int count = left < 0 ? 0 : (left > VEC ? VEC : left);
+      const T* from = count ? base + (outer0 + outer) * ld + inner0 + inner : base;
+      copy_some(smem + (outer * LD + inner) * sizeof(T), from, count * (int)sizeof(T));
+    }
+  }
 
   // The parts of elements (e, k) and (e, k + 1).
   __device__ __forceinline__ static void pair(const char* smem, int e, int k, unsigned (&part)[PARTS]) {
