@@ -28,10 +28,12 @@ def matrix(view: View) -> tuple[tuple[int, int], int]:
 
 
 class Mapped:
-    """An operand's map in a parameter block, at an address that is a multiple of 64."""
+    """An operand's map in a parameter block, at an address that is a multiple of 64; with ``batched`` the map
+    has a third axis, of the matrices of a batch.
+    """
 
-    def __init__(self, at: int, view: View, box: Box) -> None:
-        self._at, self._view, self._box = at, view, box
+    def __init__(self, at: int, view: View, box: Box, *, batched: bool = False) -> None:
+        self._at, self._view, self._box, self._batched = at, view, box, batched
         self._map: Any = None
         self._address = 0
 
@@ -50,6 +52,12 @@ class Mapped:
 
     def _encode(self, api: Any, address: int) -> Any:
         (inner, lines), stride = matrix(self._view)
+        sizes, strides, box = [inner, lines], [stride], [self._box.inner, self._box.lines]
+        if self._batched:
+            # One matrix that all of a batch share is one; the stride of a single one is free, but has to be set.
+            apart = self._view.batch_stride * ITEMSIZE[self._view.dtype]
+            sizes, box = [*sizes, self._view.batch if apart else 1], [*box, 1]
+            strides = [stride, apart or stride * lines]
         kinds = api.CUtensorMapDataType
         bf16 = self._view.dtype == "bf16"
         swizzle = "NONE" if not self._box.swizzle else f"{self._box.swizzle}B"
@@ -57,12 +65,12 @@ class Mapped:
             f"cuTensorMapEncodeTiled({lines} lines of {inner}, {stride} bytes apart; {self._box})",
             api.cuTensorMapEncodeTiled(
                 kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                2,
+                len(sizes),
                 address,
-                [api.cuuint64_t(inner), api.cuuint64_t(lines)],
-                [api.cuuint64_t(stride)],
-                [api.cuuint32_t(self._box.inner), api.cuuint32_t(self._box.lines)],
-                [api.cuuint32_t(1), api.cuuint32_t(1)],
+                list(map(api.cuuint64_t, sizes)),
+                list(map(api.cuuint64_t, strides)),
+                list(map(api.cuuint32_t, box)),
+                [api.cuuint32_t(1)] * len(box),
                 api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
                 getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
                 api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

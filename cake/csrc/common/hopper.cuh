@@ -34,8 +34,37 @@ __device__ __forceinline__ void copy_box(const void* smem, const TensorMap& map,
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           smem_address(smem)), "l"(&map), "r"(x), "r"(y), "r"(smem_address(barrier)) : "memory");
 }
-// Makes this thread's stores to shared memory visible to the tensor cores.
+// The same of the matrix `z` of several.
+__device__ __forceinline__ void copy_box(const void* smem, const TensorMap& map, int x, int y, int z, unsigned long long* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          smem_address(smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(smem_address(barrier)) : "memory");
+}
+// The other way: what of the box lies outside the matrix is not stored. One thread lets boxes go, ends a group of them and waits
+// until at most PENDING groups are still to be read out of shared memory.
+__device__ __forceinline__ void store_box(const TensorMap& map, const void* smem, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y),
+               "r"(z), "r"(smem_address(smem)) : "memory");
+}
+__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+// Makes this thread's stores to shared memory visible to the tensor cores and to copies of boxes.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Four 8 x 8 matrices of 16-bit values in registers, to the lines of shared memory whose addresses the lanes give, eight lanes a
+// matrix; TRANSPOSED: its columns are the lines.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void store_matrices(unsigned address, unsigned v0, unsigned v1, unsigned v2, unsigned v3) {
+  if constexpr (TRANSPOSED)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v0), "r"(v1), "r"(v2),
+                 "r"(v3) : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v0), "r"(v1), "r"(v2),
+                 "r"(v3) : "memory");
+}
 
 // Of the stream, where this one was let go before their end.
 __device__ __forceinline__ void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -48,6 +77,10 @@ __device__ __forceinline__ void registers_down() { asm volatile("setmaxnreg.dec.
 // A barrier of some of the CTA's warps; number 0 is __syncthreads.
 __device__ __forceinline__ void sync_threads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+// Counts as there, and does not wait.
+__device__ __forceinline__ void arrive_threads(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 }  // namespace cake

@@ -1,0 +1,322 @@
+// BF16 projections of Hopper: out[b][M,N] = A[b][M,K] B[b][K,N], FP32 sums in the tensor cores, BF16 or FP32 out.
+//
+// Persistent CTAs of three warpgroups. A thread of the first one copies boxes of A and B, 64 of K at a time, into a ring of
+// STAGES; the other two multiply out of it. TEAMS = 2: each of them has a tile of its own, and while one multiplies the other
+// one stores (an order barrier keeps them in turns); TEAMS = 1: they share a tile. A warpgroup has HEIGHT blocks of 64 rows by
+// BN columns in registers. The output goes through shared memory in pieces of 64 rows by boxes, which leave out what lies
+// outside the view.
+//
+// A unit of work is one part of K of one tile. Where K is split, parts leave their sums in `partial`, and the last one to arrive
+// adds all of them in order, 64 rows at a time. The units behind `whole` are cut in half heights, so that a last wave that fills
+// less than half of the CTAs takes half as long; each half sums over all of its part, so no bit depends on it.
+//
+// Defines: TEAMS, HEIGHT, BN, STAGES, OUT_BUFFERS (pieces of output a warpgroup has under way), A_UNIT_K, B_UNIT_K (1: unit stride
+// along K), OUT_BF16, OUT_UNIT_N (1: the output's unit stride is along N), COUNTERS, PLANTED (see common/planted.cuh).
+#include "common/ampere.cuh"
+#include "common/acquire.cuh"
+#include "common/hopper.cuh"
+#include "common/pack.cuh"
+#include "common/planted.cuh"
+#include "common/wgmma_shared.cuh"
+
+namespace cake {
+
+constexpr int BK = 64, BLOCK = 64;  // elements of K a stage, rows of a block
+constexpr int SHARING = TEAMS == 2 ? 1 : 2;  // warpgroups a tile
+constexpr int BLOCKS = HEIGHT * SHARING, BM = BLOCK * BLOCKS;
+constexpr int ATOMS_N = B_UNIT_K ? 1 : (BN + 63) / 64;  // boxes of B
+constexpr int A_BOX = BLOCK * BK * 2, B_BOX = (B_UNIT_K ? BN : 64) * BK * 2;
+constexpr int A_BYTES = BLOCKS * A_BOX, B_BYTES = ATOMS_N * B_BOX;
+constexpr int STAGE = A_BYTES + (B_BYTES + 1023) / 1024 * 1024;
+// A piece of output: 64 rows x PIECE columns, in lines of 128 bytes (64, unswizzled, where half a piece is all there is).
+constexpr int PIECE = OUT_BF16 ? (BN % 64 ? 32 : 64) : 32;
+constexpr int ELEMENT = OUT_BF16 ? 2 : 4;
+constexpr int LINE = OUT_UNIT_N ? PIECE * ELEMENT : 128;
+constexpr int PIECE_BYTES = BLOCK * PIECE * ELEMENT;
+constexpr int THREADS = 3 * 128, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+
+// Mirrored by cake/launch/projection.py.
+struct ProjectionParams {
+  TensorMap a, b, out;
+  float* partial;     // [tiles of all matrices][parts][64-row blocks][64 x BN in register order]
+  unsigned* counter;  // [tiles of all matrices][COUNTERS], one a block used, zero between launches
+  int tiles_m, tiles_n, raster;
+  int k, segment, parts;
+  int units, whole;  // units with halves counted as units; those that are not cut
+  int a_batched, b_batched;  // 0: one matrix for all
+  int spin;
+};
+
+struct Unit { int tile, batch, part, row, column, first, count; };  // row in blocks, `count` blocks; column in elements
+
+__device__ __forceinline__ Unit unit_of(const ProjectionParams& p, int u) {
+  Unit w;
+  const int half = HEIGHT > 1 && u >= p.whole ? (u - p.whole) % 2 : -1;
+  if (half >= 0) u = p.whole + (u - p.whole) / 2;
+  w.count = half < 0 ? HEIGHT : HEIGHT / 2;
+  w.first = half > 0 ? SHARING * (HEIGHT / 2) : 0;
+  w.part = u % p.parts;
+  w.tile = u / p.parts;
+  const int tiles = p.tiles_m * p.tiles_n;
+  w.batch = w.tile / tiles;
+  const int t = w.tile - w.batch * tiles;
+  // As cake/plan/raster.py.
+  const int first = t / (p.raster * p.tiles_n) * p.raster, height = min(p.raster, p.tiles_m - first);
+  const int inside = t - first * p.tiles_n;
+  w.row = (first + inside % height) * BLOCKS;
+  w.column = inside / height * BN;
+  return w;
+}
+
+__device__ __forceinline__ int steps_of(const ProjectionParams& p, const Unit& w) {
+  return (min(p.k - w.part * p.segment, p.segment) + BK - 1) / BK;
+}
+
+struct Barriers {
+  unsigned long long full[STAGES], empty[STAGES], order[2];
+};
+
+// A place in the ring, and how often it was passed.
+struct Place {
+  int stage = 0;
+  unsigned phase = 0;
+  __device__ __forceinline__ void step() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(int steps) {
+    const int at = stage + steps;
+    stage = at % STAGES;
+    phase ^= (at / STAGES) & 1;
+  }
+};
+
+__device__ __forceinline__ void produce(const ProjectionParams& p, char* ring, Barriers& barriers) {
+  Place at;
+  for (int u = blockIdx.x; u < p.units; u += gridDim.x) {
+    const Unit w = unit_of(p, u);
+    const int steps = steps_of(p, w), blocks = w.count * SHARING;
+    const int batch_a = w.batch * p.a_batched, batch_b = w.batch * p.b_batched;
+    for (int i = 0; i < steps; ++i) {
+      barrier_wait(&barriers.empty[at.stage], at.phase ^ 1);
+      unsigned long long* full = &barriers.full[at.stage];
+      barrier_expect(full, blocks * A_BOX + B_BYTES);
+      char* to = ring + at.stage * STAGE;
+      const int k = w.part * p.segment + i * BK;
+      for (int j = 0; j < blocks; ++j) {
+        const int row = (w.row + w.first + j) * BLOCK;
+        copy_box(to + j * A_BOX, p.a, A_UNIT_K ? k : row, A_UNIT_K ? row : k, batch_a, full);
+      }
+#pragma unroll
+      for (int j = 0; j < ATOMS_N; ++j) {
+        const int column = w.column + 64 * j;
+        copy_box(to + A_BYTES + j * B_BOX, p.b, B_UNIT_K ? k : column, B_UNIT_K ? column : k, batch_b, full);
+      }
+      at.step();
+    }
+  }
+}
+
+// What a warpgroup keeps from one unit to the next.
+struct Consumer {
+  const ProjectionParams& p;
+  char* ring;
+  char* staging;  // OUT_BUFFERS pieces
+  unsigned* earlier;
+  Barriers& barriers;
+  int group, thread;  // of the two that multiply; in it
+  int pieces = 0;     // stored so far
+
+  __device__ __forceinline__ void sync() { sync_threads(1 + group, 128); }
+
+  // COUNT blocks, from the ring's first one that is this warpgroup's.
+  template <int COUNT>
+  __device__ __forceinline__ void multiply(float (&sum)[HEIGHT][BN / 2], Place& at, int steps) {
+    const int mine = TEAMS == 2 ? 0 : group * COUNT;
+    int before = 0;
+    for (int i = 0; i < steps; ++i) {
+      barrier_wait(&barriers.full[at.stage], at.phase);
+      const unsigned a = smem_address(ring + at.stage * STAGE) + mine * A_BOX;
+      const unsigned b = smem_address(ring + at.stage * STAGE) + A_BYTES;
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < BK / 16; ++k)
+#pragma unroll
+        for (int r = 0; r < COUNT; ++r)
+          wgmma_shared<BN, !A_UNIT_K, !B_UNIT_K>(
+              sum[r], swizzled_descriptor(a + r * A_BOX + k * (A_UNIT_K ? 32 : 2048), 8192),
+              swizzled_descriptor(b + k * (B_UNIT_K ? 32 : 2048), 8192), i + k > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (i && thread % 32 == 0) barrier_arrive(&barriers.empty[before]);
+      before = at.stage;
+      at.step();
+    }
+    if (TEAMS == 2 && thread % 32 == 0) barrier_arrive(&barriers.order[group ^ 1]);
+    wgmma_wait<0>();
+    if (thread % 32 == 0) barrier_arrive(&barriers.empty[before]);
+  }
+
+  // The sums of all parts of a block, if this one is the last to arrive.
+  __device__ __forceinline__ bool reduce(const Unit& w, int block, float (&sum)[BN / 2]) {
+    if (p.parts == 1) return true;
+    constexpr int SIZE = BLOCK * BN;
+    float4* const all = reinterpret_cast<float4*>(p.partial) + ((long long)w.tile * p.parts * BLOCKS + block) * (SIZE / 4) + thread;
+    float4* const mine = all + (long long)w.part * (BLOCKS * SIZE / 4);
+#pragma unroll
+    for (int i = 0; i < BN / 8; ++i) __stcg(mine + 128 * i, make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
+    sync();
+    if (thread == 0) *earlier = increment_acq_rel(p.counter + (long long)COUNTERS * w.tile + block, p.parts - 1);
+    sync();
+    if ((int)*earlier + 1 != p.parts) return false;
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) sum[i] = 0.f;
+    for (int part = 0; part < p.parts; ++part) {
+      const float4* from = all + (long long)part * (BLOCKS * SIZE / 4);
+#pragma unroll
+      for (int i = 0; i < BN / 8; ++i) {
+        const float4 v = __ldcg(from + 128 * i);
+        sum[4 * i] += v.x, sum[4 * i + 1] += v.y, sum[4 * i + 2] += v.z, sum[4 * i + 3] += v.w;
+      }
+    }
+    return true;
+  }
+
+  // A piece's part of this thread: columns first .. first + PIECE of a block.
+  __device__ __forceinline__ void stage(char* to, const float (&sum)[BN / 2], int first) {
+    const int warp = thread / 32, lane = thread % 32;
+    if constexpr (OUT_BF16) {
+#pragma unroll
+      for (int j = 0; j < PIECE; j += 16) {
+        const int i = (first + j) / 2;
+        const unsigned v0 = pack_bf16(sum[i], sum[i + 1]), v1 = pack_bf16(sum[i + 2], sum[i + 3]);
+        const unsigned v2 = pack_bf16(sum[i + 4], sum[i + 5]), v3 = pack_bf16(sum[i + 6], sum[i + 7]);
+        const int half = lane / 8 % 2, column = j / 8 + lane / 16;
+        const int line = OUT_UNIT_N ? warp * 16 + half * 8 + lane % 8 : column * 8 + lane % 8;
+        int unit = OUT_UNIT_N ? column : warp * 2 + half;
+        if (LINE == 128) unit ^= line % 8;
+        const unsigned address = smem_address(to + line * LINE + unit * 16);
+        if constexpr (OUT_UNIT_N)
+          store_matrices<false>(address, v0, v1, v2, v3);
+        else
+          store_matrices<true>(address, v0, v1, v2, v3);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < PIECE; j += 8)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = (first + j) / 2 + 2 * half;
+          const int row = warp * 16 + half * 8 + lane / 4, column = j + lane % 4 * 2;
+          if constexpr (OUT_UNIT_N) {
+            *reinterpret_cast<float2*>(to + row * 128 + ((column / 4 ^ row % 8) * 16) + column % 4 * 4) =
+                make_float2(sum[i], sum[i + 1]);
+          } else {
+            // Two boxes of 32 rows.
+            char* box = to + row / 32 * (PIECE * 128);
+            const int unit = row % 32 / 4;
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+              *reinterpret_cast<float*>(box + (column + c) * 128 + ((unit ^ (column + c) % 8) * 16) + row % 4 * 4) = sum[i + c];
+          }
+        }
+    }
+  }
+
+  __device__ __forceinline__ void store(const Unit& w, int block, const float (&sum)[BN / 2]) {
+    const int row = (w.row + block) * BLOCK;
+#pragma unroll
+    for (int first = 0; first < BN; first += PIECE) {
+      char* to = staging + pieces % OUT_BUFFERS * PIECE_BYTES;
+      if (thread == 0) store_wait_read<OUT_BUFFERS - 1>();
+      sync();
+      stage(to, sum, first);
+      fence_async();
+      sync();
+      if (thread == 0) {
+        const int column = w.column + first;
+        if constexpr (OUT_UNIT_N) {
+          store_box(p.out, to, column, row, w.batch);
+        } else if constexpr (OUT_BF16) {
+          store_box(p.out, to, row, column, w.batch);
+        } else {
+          store_box(p.out, to, row, column, w.batch);
+          store_box(p.out, to + PIECE * 128, row + 32, column, w.batch);
+        }
+        store_commit();
+      }
+      ++pieces;
+    }
+  }
+
+  template <int COUNT>
+  __device__ __forceinline__ void work(const Unit& w, Place& at, float (&sum)[HEIGHT][BN / 2]) {
+    multiply<COUNT>(sum, at, steps_of(p, w));
+#pragma unroll
+    for (int r = 0; r < COUNT; ++r) {
+      const int block = w.first + (TEAMS == 2 ? 0 : group * COUNT) + r;
+      if (reduce(w, block, sum[r])) store(w, block, sum[r]);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    Place at;
+    float sum[HEIGHT][BN / 2];
+    int turn = 0;
+    for (int u = blockIdx.x, j = 0; u < p.units; u += gridDim.x, ++j) {
+      const Unit w = unit_of(p, u);
+      if (TEAMS == 2 && j % 2 != group) {
+        at.skip(steps_of(p, w));
+        continue;
+      }
+      // A warpgroup that is ahead of the other one would take a phase for the one before.
+      if (TEAMS == 2) barrier_wait(&barriers.order[group], group ? turn & 1 : (turn & 1) ^ 1);
+      ++turn;
+      if (HEIGHT > 1 && w.count < HEIGHT)
+        work<(HEIGHT + 1) / 2>(w, at, sum);
+      else
+        work<HEIGHT>(w, at, sum);
+    }
+    if (thread == 0) store_wait_read<0>();
+  }
+};
+
+__device__ __forceinline__ void project(const ProjectionParams& p) {
+  extern __shared__ __align__(1024) char smem[];
+  char* const staging = smem + STAGES * STAGE;
+  Barriers& barriers = *reinterpret_cast<Barriers*>(staging + 2 * OUT_BUFFERS * PIECE_BYTES);
+  unsigned* const earlier = reinterpret_cast<unsigned*>(&barriers + 1);
+  const int group = threadIdx.x / 128;
+  if (group == 0) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < STAGES; ++i) {
+        barrier_init(&barriers.full[i], 1);
+        barrier_init(&barriers.empty[i], 4 * SHARING);
+      }
+      barrier_init(&barriers.order[0], 4);
+      barrier_init(&barriers.order[1], 4);
+      barrier_fence();
+    }
+    // The first copies wait for nobody.
+    __syncwarp();
+    arrive_threads(0, THREADS);
+    registers_down<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(p, smem, barriers);
+  } else {
+    if (threadIdx.x == 128) prefetch_map(p.out);
+    sync_threads(0, THREADS);
+    registers_up<CONSUMER_REGISTERS>();
+    Consumer c{p, smem, staging + (group - 1) * OUT_BUFFERS * PIECE_BYTES, earlier + (group - 1), barriers, group - 1,
+               (int)threadIdx.x % 128};
+    c.run();
+#ifdef PLANTED
+    if (threadIdx.x == 128) spin(p.spin);
+#endif
+  }
+}
+
+}  // namespace cake
+
+extern "C" __global__ void __launch_bounds__(cake::THREADS, 1)
+projection_sm90(const __grid_constant__ cake::ProjectionParams p) {
+  cake::project(p);
+}
