@@ -78,7 +78,7 @@ try:
 except RuntimeError as e:
     raise SystemExit(f"skip: {e}")
 gemm = Gemm("fwd", torch.empty(4, 8), torch.empty(16, 8).t(), torch.empty(4, 16))
-problem = _Problem(lt, column_major_of(gemm), emulated=True)
+problem = _Problem(lt, column_major_of(gemm), gemm, emulated=True)
 
 
 def read(getter, object, attribute, dtype):
