@@ -1,4 +1,4 @@
-"""cuBLAS through nvmath's bindings: ``cublasSgemm`` (native FP32, BF16x9-emulated), ``cublasGemmEx`` (BF16)."""
+"""cuBLAS through nvmath's bindings: ``cublasSgemm`` (FP32, native or BF16x9) and ``cublasGemmEx`` (BF16)."""
 
 from __future__ import annotations
 
