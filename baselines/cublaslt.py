@@ -1,4 +1,4 @@
-"""cuBLASLt: ``cublasLtMatmul`` through nvmath's bindings, native FP32 or BF16x9, 8 algorithms each."""
+"""cuBLASLt: ``cublasLtMatmul`` through nvmath's bindings, FP32, BF16x9 or BF16, 8 algorithms each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 
 from baselines import provenance
 from baselines.algorithm import describe, suspicion
-from baselines.cuda import Runtime, load_bindings
-from baselines.gemm import Call, Gemm, Launch, Library, Unsupported, check
+from baselines.cuda import CUDA_R_32F, CUDA_TYPES, Runtime, load_bindings
+from baselines.gemm import BF16, FP32, Accepted, Call, Gemm, Launch, Library, Unsupported, check
 from baselines.layout import ColumnMajor, alignment, column_major_of
 
 #: Heuristic choices asked for: searching 8 is worth up to 1.85x over the first one.
 CHOICES = 8
-# cudaDataType, cublasComputeType_t (COMPUTE_32F never takes TF32) and cublasEmulationStrategy_t; nvmath keeps
-# the last two with cublas, not with cublasLt.
-CUDA_R_32F = 0
+# cublasComputeType_t (COMPUTE_32F never takes TF32) and cublasEmulationStrategy_t; nvmath keeps both with
+# cublas, not with cublasLt.
 COMPUTE_32F = 68
 COMPUTE_32F_EMULATED_16BFX9 = 78
 EAGER = 2
@@ -35,25 +34,41 @@ def cublaslt(
     ``nvmath.bindings.cublasLt`` (imported at the first use if not given). A launch runs with its device
     current; calls of one library are to be ordered by their caller, as they share one workspace a device.
     """
-    calls = _CublasLt(name, runtime, workspace_bytes, native is not None, bindings)
+    calls = _CublasLt(name, runtime, workspace_bytes, FP32, native is not None, bindings)
     return Library(name, runtime.device, calls.candidates, native, searched=True)
+
+
+def cublaslt_bf16(runtime: Runtime, workspace_bytes: int, *, bindings: Any = None) -> Library:
+    """The library ``cublaslt_bf16``: BF16 inputs, BF16 or FP32 output, computed in FP32, single or batched.
+
+    An algorithm that splits K may add the parts in the output's dtype. The rest as for :func:`cublaslt`.
+    """
+    calls = _CublasLt("cublaslt_bf16", runtime, workspace_bytes, BF16, False, bindings)
+    return Library(calls.name, runtime.device, calls.candidates, searched=True)
 
 
 class _CublasLt:
     """One handle and one workspace a device, and launches bound to them."""
 
     def __init__(
-        self, name: str, runtime: Runtime, workspace_bytes: int, emulated: bool, bindings: Any
+        self,
+        name: str,
+        runtime: Runtime,
+        workspace_bytes: int,
+        accepted: Accepted,
+        emulated: bool,
+        bindings: Any,
     ) -> None:
         self.name = name
         self.runtime = runtime
         self.workspace_bytes = workspace_bytes
+        self.accepted = accepted
         self.emulated = emulated
         self.bindings = bindings
         self.devices: dict[int, tuple[int, torch.Tensor]] = {}
 
     def candidates(self, gemm: Gemm) -> list[Launch]:
-        check(gemm, self.runtime.device)
+        check(gemm, self.runtime.device, self.accepted)
         layout = column_major_of(gemm)
         index = gemm.out.device.index or 0
         if self.runtime.capturing():
@@ -66,7 +81,7 @@ class _CublasLt:
         version = provenance.dotted(lt.get_property)
         path = provenance.only_mapped("libcublasLt.so")
         try:
-            problem = _Problem(lt, layout, self.emulated)
+            problem = _Problem(lt, layout, gemm, self.emulated)
             results = problem.heuristics(handle, gemm, self.workspace_bytes)
         except lt.cuBLASLtError as e:
             raise Unsupported(f"cuBLASLt {version} has no algorithm for {layout}: {e}") from e
@@ -107,7 +122,7 @@ class _CublasLt:
 class _Problem:
     """The descriptors of one product, and its scalars; freed with the last launch that uses them."""
 
-    def __init__(self, lt: Any, layout: ColumnMajor, emulated: bool) -> None:
+    def __init__(self, lt: Any, layout: ColumnMajor, gemm: Gemm, emulated: bool) -> None:
         self.lt = lt
         self.layout = layout
         self.mode = ""
@@ -121,9 +136,10 @@ class _Problem:
             self._set_desc(name, np.int32(transposed))  # CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
         if emulated:
             self._ask_for_emulation()
-        self.a = self._matrix(*layout.stored_a, layout.lda)
-        self.b = self._matrix(*layout.stored_b, layout.ldb)
-        self.c = self._matrix(layout.m, layout.n, layout.ldc)
+        # The inputs are of one dtype, so it does not matter which is A.
+        self.a = self._matrix(gemm.a.dtype, *layout.stored_a, layout.lda, layout.stride_a)
+        self.b = self._matrix(gemm.a.dtype, *layout.stored_b, layout.ldb, layout.stride_b)
+        self.c = self._matrix(gemm.out.dtype, layout.m, layout.n, layout.ldc, layout.stride_c)
 
     def heuristics(self, handle: int, gemm: Gemm, workspace_bytes: int) -> np.ndarray:
         """The library's choices, best first, as an array of ``cublasLtMatmulHeuristicResult_t``."""
@@ -211,9 +227,19 @@ class _Problem:
         attribute = int(getattr(self.lt.MatmulDescAttribute, name))
         self.lt.matmul_desc_set_attribute(self.desc, attribute, buffer.ctypes.data, buffer.nbytes)
 
-    def _matrix(self, rows: int, cols: int, ld: int) -> int:
-        address: int = self.lt.matrix_layout_create(CUDA_R_32F, rows, cols, ld)
-        self._free_at_end(self.lt.matrix_layout_destroy, address)
+    def _matrix(self, dtype: torch.dtype, rows: int, cols: int, ld: int, stride: int) -> int:
+        lt = self.lt
+        address: int = lt.matrix_layout_create(CUDA_TYPES[dtype], rows, cols, ld)
+        self._free_at_end(lt.matrix_layout_destroy, address)
+        if self.layout.batch > 1:
+            wanted = lt.MatrixLayoutAttribute
+            values = {
+                wanted.BATCH_COUNT: np.int32(self.layout.batch),
+                wanted.STRIDED_BATCH_OFFSET: np.int64(stride),
+            }
+            for attribute, value in values.items():
+                buffer = np.array([value])
+                lt.matrix_layout_set_attribute(address, int(attribute), buffer.ctypes.data, buffer.nbytes)
         return address
 
     def _free_at_end(self, destroy: Callable[[int], Any], address: int) -> None:

@@ -14,6 +14,11 @@ import torch
 
 from baselines.gemm import Unsupported
 
+# cudaDataType
+CUDA_R_32F = 0
+CUDA_R_16BF = 14
+CUDA_TYPES = {torch.float32: CUDA_R_32F, torch.bfloat16: CUDA_R_16BF}
+
 
 class Runtime(Protocol):
     """What a library call needs of a device: its kind, memory, the current device and stream."""

@@ -18,10 +18,11 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product ``out[M, N] = a[M, K] @ b[K, N]``.
+    """One product ``out[M, N] = a[M, K] @ b[K, N]``, or a batch: ``out[B, M, N] = a[B, M, K] @ b[B, K, N]``.
 
     ``kind`` is ``fwd``, ``dgrad`` or ``wgrad``. ``a``, ``b`` and ``out`` are views on one device with unit
-    stride on one axis (transposed operands are ``.t()`` views, never copies).
+    stride on one of the last two axes (transposed operands are ``.mT`` views, never copies); the matrices of
+    a batch lie one batch stride apart, which an input may have 0.
     """
 
     kind: str
@@ -30,23 +31,43 @@ class Gemm:
     out: torch.Tensor
 
 
-def check(gemm: Gemm, device: str) -> None:
-    """Raise :class:`Unsupported` unless ``gemm`` is a non-empty FP32 product on one ``device``."""
-    views = {"a": gemm.a, "b": gemm.b, "out": gemm.out}
-    for name, t in views.items():
-        if t.dim() != 2 or t.dtype != torch.float32 or t.device.type != device or t.device != gemm.out.device:
+@dataclass(frozen=True)
+class Accepted:
+    """The products that a library takes: dtype of both inputs, dtypes of the output, counts of dimensions."""
+
+    inputs: torch.dtype
+    outputs: tuple[torch.dtype, ...]
+    dims: tuple[int, ...]
+
+
+FP32 = Accepted(torch.float32, (torch.float32,), (2,))
+BF16 = Accepted(torch.bfloat16, (torch.bfloat16, torch.float32), (2, 3))
+
+
+def check(gemm: Gemm, device: str, accepted: Accepted = FP32) -> None:
+    """Raise :class:`Unsupported` unless ``gemm`` is an ``accepted`` product, not empty, on one ``device``."""
+    inputs, outputs = (accepted.inputs,), accepted.outputs
+    for name, t, dtypes in (("a", gemm.a, inputs), ("b", gemm.b, inputs), ("out", gemm.out, outputs)):
+        fits = t.dim() in accepted.dims and t.dtype in dtypes
+        if not fits or t.device.type != device or t.device != gemm.out.device:
+            dims = " or ".join(f"{n}-D" for n in accepted.dims)
             raise Unsupported(
-                f"{name} is {t.dtype} {list(t.shape)} on {t.device}; needs a 2-D torch.float32 view "
-                f"on {device}, all three on one device (out is on {gemm.out.device})"
+                f"{name} is {t.dtype} {list(t.shape)} on {t.device}; needs a {dims} "
+                f"{' or '.join(map(str, dtypes))} view on {device}, all three on one device "
+                f"(out is on {gemm.out.device})"
             )
-    (m, k), (k2, n) = gemm.a.shape, gemm.b.shape
-    if k != k2 or gemm.out.shape != (m, n):
+    (*batch, m, k), (*batch2, k2, n) = gemm.a.shape, gemm.b.shape
+    if batch != batch2 or k != k2 or list(gemm.out.shape) != [*batch, m, n]:
+        needed = "a [M, K], b [K, N], out [M, N]"
+        if 3 in accepted.dims:
+            needed += ", or all three with the same batch in front"
         raise Unsupported(
             f"shapes do not fit: a {list(gemm.a.shape)} @ b {list(gemm.b.shape)} -> "
-            f"out {list(gemm.out.shape)}; needs a [M, K], b [K, N], out [M, N]"
+            f"out {list(gemm.out.shape)}; needs {needed}"
         )
-    if 0 in (m, n, k):
-        raise Unsupported(f"the product is empty: M={m}, N={n}, K={k}; there is no library call to time")
+    if 0 in (*batch, m, n, k):
+        sizes = f"M={m}, N={n}, K={k}" + "".join(f", batch={size}" for size in batch)
+        raise Unsupported(f"the product is empty: {sizes}; there is no library call to time")
 
 
 @dataclass(frozen=True)

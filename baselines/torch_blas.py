@@ -1,4 +1,7 @@
-"""``torch.mm`` in FP32: what a user gets who does nothing special. On a GPU cuBLAS chooses, on a CPU MKL."""
+"""``torch.mm`` and ``torch.bmm``, FP32 or BF16: what a user gets who does nothing special.
+
+On a GPU cuBLAS chooses, on a CPU MKL or oneDNN.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from typing import cast
 import torch
 
 from baselines import provenance
-from baselines.gemm import Call, Gemm, Launch, Library, check
+from baselines.gemm import BF16, Call, Gemm, Launch, Library, Unsupported, check
+from baselines.layout import column_major_of
 
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -23,22 +27,64 @@ def torch_fp32(device: str, workspace_bytes: int) -> Library:
     torch's default is another size: with it torch parses its text at every product, 50 us of host time that
     no user pays. Raises ``ValueError`` where it already says another size.
     """
+    _take_workspace(device, workspace_bytes)
+    return Library("torch_fp32", device, partial(_fp32, device))
+
+
+def torch_bf16(device: str, workspace_bytes: int) -> Library:
+    """The library ``torch_bf16``: ``torch.mm`` of BF16 matrices, ``torch.bmm`` of batches, to BF16 or FP32.
+
+    Workspace and ``ValueError`` as for :func:`torch_fp32`.
+    A view that BLAS does not take, torch copies on every call: inside the call's time, and the call says so.
+    On a CPU torch has no FP32 output of BF16 inputs, so they are converted first, in the call's time, too.
+    """
+    _take_workspace(device, workspace_bytes)
+    return Library("torch_bf16", device, partial(_bf16, device))
+
+
+def _fp32(device: str, gemm: Gemm) -> list[Launch]:
+    check(gemm, device)
+    require_ieee()
+    return [_launch("torch_fp32", device, "torch.mm", partial(torch.mm, gemm.a, gemm.b, out=gemm.out))]
+
+
+def _bf16(device: str, gemm: Gemm) -> list[Launch]:
+    check(gemm, device, BF16)
+    require_ieee()
+    name, multiply = ("torch.mm", torch.mm) if gemm.out.dim() == 2 else ("torch.bmm", torch.bmm)
+    try:
+        column_major_of(gemm)
+        copies = ""
+    except Unsupported as e:
+        copies = f"with a copy, as {e}"
+    if gemm.out.dtype == torch.bfloat16:
+        run = partial(multiply, gemm.a, gemm.b, out=gemm.out)
+    elif device == "cuda":
+        run = partial(multiply, gemm.a, gemm.b, out_dtype=gemm.out.dtype, out=gemm.out)
+    else:
+        run, copies = partial(_widened, multiply, gemm), "inputs converted to FP32"
+    return [_launch("torch_bf16", device, name, run, copies)]
+
+
+def _widened(multiply: Callable[..., torch.Tensor], gemm: Gemm) -> torch.Tensor:
+    return multiply(gemm.a.float(), gemm.b.float(), out=gemm.out)
+
+
+def _launch(
+    library: str, device: str, function: str, run: partial[torch.Tensor], algorithm: str = ""
+) -> Launch:
+    """The launch of a bare partial: a Python function around it would add 0.1 us to the host time."""
+    version, path = cublas_provenance() if device == "cuda" else cpu_provenance()
+    return Launch(Call(library, function, version, path, algorithm), cast(Callable[[], None], run))
+
+
+def _take_workspace(device: str, workspace_bytes: int) -> None:
+    """See :func:`torch_fp32`."""
     if device == "cuda":
         # Without a GPU nothing runs, whatever the size: libraries can be listed all the same.
         major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
         if WORKSPACE_VARIABLE in os.environ or workspace_bytes != default_workspace(major):
             set_workspace(workspace_bytes)
-    return Library("torch_fp32", device, partial(_candidates, device))
-
-
-def _candidates(device: str, gemm: Gemm) -> list[Launch]:
-    check(gemm, device)
-    require_ieee()
-    version, path = cublas_provenance() if device == "cuda" else cpu_provenance()
-    call = Call("torch_fp32", "torch.mm", version, path)
-    # A bare partial: a Python function around it would add 0.1 us to the host time.
-    run = cast(Callable[[], None], partial(torch.mm, gemm.a, gemm.b, out=gemm.out))
-    return [Launch(call, run)]
 
 
 def require_ieee() -> None:

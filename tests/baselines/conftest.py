@@ -19,15 +19,17 @@ import torch
 
 from baselines.gemm import Gemm
 
-FLOAT = ctypes.sizeof(ctypes.c_float)
+#: cudaDataType
+TYPES = {0: torch.float32, 14: torch.bfloat16}
 
 
-def stored(address: int, rows: int, cols: int, ld: int) -> np.ndarray:
-    """The column-major matrix at an address, as a view."""
+def stored(address: int, rows: int, cols: int, ld: int, kind: int = 0) -> torch.Tensor:
+    """The column-major matrix at an address, of a cudaDataType, as a view."""
     assert ld >= max(1, rows)
+    dtype = TYPES[kind]
     length = ld * (cols - 1) + rows
-    flat = np.ctypeslib.as_array((ctypes.c_float * length).from_address(address))
-    return np.lib.stride_tricks.as_strided(flat, (rows, cols), (FLOAT, FLOAT * ld))
+    memory = (ctypes.c_char * (length * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).as_strided((rows, cols), (1, ld))
 
 
 def scalar(address: int) -> float:
@@ -38,10 +40,10 @@ def number(address: int, size: int) -> int:
     return int.from_bytes(ctypes.string_at(address, size), "little")
 
 
-def gemm_into(c: np.ndarray, alpha: float, a: np.ndarray, b: np.ndarray, beta: float) -> None:
+def gemm_into(c: torch.Tensor, alpha: float, a: torch.Tensor, b: torch.Tensor, beta: float) -> None:
     """What BLAS does; with beta 0, C is not read, so NaN in it does not matter."""
-    product = alpha * (a.astype(np.float64) @ b.astype(np.float64))
-    c[...] = product if beta == 0 else product + beta * c
+    product = alpha * (a.double() @ b.double())
+    c.copy_(product if beta == 0 else product + beta * c)
 
 
 class Recorder:
@@ -78,6 +80,12 @@ class FakeCublas(Recorder):
     class EmulationStrategy(enum.IntEnum):
         EAGER = 2
 
+    class ComputeType(enum.IntEnum):
+        COMPUTE_32F = 68
+
+    class GemmAlgo(enum.IntEnum):
+        DFALT = -1
+
     def __init__(self, emulates: bool = True) -> None:
         super().__init__()
         self.emulates = emulates
@@ -111,9 +119,42 @@ class FakeCublas(Recorder):
 
     def sgemm(self, handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) -> None:
         self.record("sgemm", handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
-        left = stored(a, k, m, lda).T if transa else stored(a, m, k, lda)
-        right = stored(b, n, k, ldb).T if transb else stored(b, k, n, ldb)
-        gemm_into(stored(c, m, n, ldc), scalar(alpha), left, right, scalar(beta))
+        self._product(transa, transb, m, n, k, alpha, (a, lda, 0), (b, ldb, 0), beta, (c, ldc, 0))
+
+    def gemm_ex(
+        self, handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, *how
+    ) -> None:
+        self.record(
+            "gemm_ex", handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype,
+            ldc, *how,
+        )  # fmt: skip
+        assert how == (self.ComputeType.COMPUTE_32F, self.GemmAlgo.DFALT)
+        first, second, result = (a, lda, atype), (b, ldb, btype), (c, ldc, ctype)
+        self._product(transa, transb, m, n, k, alpha, first, second, beta, result)
+
+    def gemm_strided_batched_ex(
+        self, handle, transa, transb, m, n, k, alpha, a, atype, lda, stride_a, b, btype, ldb, stride_b, beta,
+        c, ctype, ldc, stride_c, batch_count, *how,
+    ) -> None:  # fmt: skip
+        self.record(
+            "gemm_strided_batched_ex", handle, transa, transb, m, n, k, alpha, a, atype, lda, stride_a, b,
+            btype, ldb, stride_b, beta, c, ctype, ldc, stride_c, batch_count, *how,
+        )  # fmt: skip
+        assert how == (self.ComputeType.COMPUTE_32F, self.GemmAlgo.DFALT)
+        matrices = ((a, atype, lda, stride_a), (b, btype, ldb, stride_b), (c, ctype, ldc, stride_c))
+        for i in range(batch_count):
+            first, second, result = (
+                (address + i * stride * TYPES[kind].itemsize, ld, kind)
+                for address, kind, ld, stride in matrices
+            )
+            self._product(transa, transb, m, n, k, alpha, first, second, beta, result)
+
+    @staticmethod
+    def _product(transa, transb, m, n, k, alpha, a, b, beta, c) -> None:
+        """One product of matrices given as address, leading dimension and cudaDataType."""
+        left = stored(a[0], k, m, *a[1:]).T if transa else stored(a[0], m, k, *a[1:])
+        right = stored(b[0], n, k, *b[1:]).T if transb else stored(b[0], k, n, *b[1:])
+        gemm_into(stored(c[0], m, n, *c[1:]), scalar(alpha), left, right, scalar(beta))
 
 
 class FakeCublasLt(Recorder):
@@ -136,6 +177,10 @@ class FakeCublasLt(Recorder):
         MIN_ALIGNMENT_B_BYTES = 6
         MIN_ALIGNMENT_C_BYTES = 7
         MIN_ALIGNMENT_D_BYTES = 8
+
+    class MatrixLayoutAttribute(enum.IntEnum):
+        BATCH_COUNT = 5
+        STRIDED_BATCH_OFFSET = 6
 
     class MatmulAlgoConfigAttribute(enum.IntEnum):
         ID = 0
@@ -203,7 +248,8 @@ class FakeCublasLt(Recorder):
         self, address: int, enumeration: type[enum.IntEnum], attribute: int, buffer: int, size: int
     ) -> None:
         name = enumeration(attribute).name
-        assert size == (8 if name in {"EMULATION_DESCRIPTOR", "MAX_WORKSPACE_BYTES"} else 4)
+        wide = {"EMULATION_DESCRIPTOR", "MAX_WORKSPACE_BYTES", "STRIDED_BATCH_OFFSET"}
+        assert size == (8 if name in wide else 4)
         self.objects[address][name] = number(buffer, size)
 
     def create(self) -> int:
@@ -236,7 +282,10 @@ class FakeCublasLt(Recorder):
 
     def matrix_layout_create(self, kind: int, rows: int, cols: int, ld: int) -> int:
         self.record("matrix_layout_create", kind, rows, cols, ld)
-        return self._new(shape=(rows, cols, ld))
+        return self._new(shape=(rows, cols, ld, kind), BATCH_COUNT=1, STRIDED_BATCH_OFFSET=0)
+
+    def matrix_layout_set_attribute(self, layout: int, attribute: int, buffer: int, size: int) -> None:
+        self._set(layout, self.MatrixLayoutAttribute, attribute, buffer, size)
 
     def matrix_layout_destroy(self, layout: int) -> None:
         del self.objects[layout]
@@ -278,10 +327,16 @@ class FakeCublasLt(Recorder):
     def matmul(self, handle, desc, alpha, a, adesc, b, bdesc, beta, c, cdesc, d, ddesc, algo, *rest) -> None:
         facts = self.objects[desc]
         self.record("matmul", handle, dict(facts), number(algo, 8), *rest)
-        left, right = (stored(x, *self.objects[y]["shape"]) for x, y in ((a, adesc), (b, bdesc)))
-        left, right = (left.T if facts["TRANSA"] else left), (right.T if facts["TRANSB"] else right)
         assert (c, cdesc) == (d, ddesc)
-        gemm_into(stored(d, *self.objects[ddesc]["shape"]), scalar(alpha), left, right, scalar(beta))
+        first, second, result = (self.objects[layout] for layout in (adesc, bdesc, ddesc))
+        assert first["BATCH_COUNT"] == second["BATCH_COUNT"] == result["BATCH_COUNT"]
+        for i in range(result["BATCH_COUNT"]):
+            left, right, into = (
+                stored(x + i * y["STRIDED_BATCH_OFFSET"] * TYPES[y["shape"][3]].itemsize, *y["shape"])
+                for x, y in ((a, first), (b, second), (d, result))
+            )
+            left, right = (left.T if facts["TRANSA"] else left), (right.T if facts["TRANSB"] else right)
+            gemm_into(into, scalar(alpha), left, right, scalar(beta))
 
 
 class FakeRuntime:
@@ -327,6 +382,32 @@ def make_gemm(kind: str, T: int, H: int, N: int, device: str = "cpu", pad: int =
     return Gemm(kind, a, b, out)
 
 
+def make_projection(
+    kind: str, T: int, K: int, N: int, device: str = "cpu", pad: int = 0, heads: int = 0, f32: bool = False
+) -> Gemm:
+    """A BF16 GEMM of a projection from K to N features, seeded, NaN in the output (FP32 where ``f32``).
+
+    Rows are padded by ``pad`` elements. With ``heads``, X, G and the outputs of ``fwd`` and ``dgrad`` are
+    [T, heads, features] permuted to heads-first, slots padded; weights and their gradient are
+    [heads, N, K].
+    """
+    gen = torch.Generator().manual_seed(T * 1_000_003 + K * 1009 + N * 31 + heads)
+
+    def tokens(features: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        drawn = torch.randn(T, max(heads, 1), features + pad, generator=gen).to(device, dtype)
+        return drawn[..., :features].transpose(0, 1) if heads else drawn[:, 0, :features]
+
+    def weight(dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        drawn = torch.randn(*([heads] if heads else []), N, K + pad, generator=gen) * K**-0.5
+        return drawn.to(device, dtype)[..., :K]
+
+    X, W, G = tokens(K), weight(), tokens(N)
+    a, b = {"fwd": (X, W.mT), "dgrad": (G, W), "wgrad": (G.mT, X)}[kind]
+    dtype = torch.float32 if f32 else torch.bfloat16
+    out = weight(dtype) if kind == "wgrad" else tokens(N if kind == "fwd" else K, dtype)
+    return Gemm(kind, a, b, out.fill_(float("nan")))
+
+
 def error_of(gemm: Gemm) -> float:
     """Relative Frobenius error of ``gemm.out`` against FP64."""
     exact = gemm.a.double() @ gemm.b.double()
@@ -336,6 +417,11 @@ def error_of(gemm: Gemm) -> float:
 @pytest.fixture
 def gemm_of() -> Callable[..., Gemm]:
     return make_gemm
+
+
+@pytest.fixture
+def projection_of() -> Callable[..., Gemm]:
+    return make_projection
 
 
 @pytest.fixture

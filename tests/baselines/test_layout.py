@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,77 @@ def test_what_blas_cannot_express_is_unsupported_by_name(name: str, strides: tup
         Unsupported, match=rf"^{name} is {view.rows} x {view.cols} with strides .*needs stride 1"
     ):
         column_major(**views)
+
+
+def batched(view: View, batch: int, interleaved: bool, pad: int) -> View:
+    """That matrix ``batch`` times: whole ones one after the other, or line by line in turn, as heads lie."""
+    by_columns = view.column_ld() is not None
+    length, lines = (view.rows, view.cols) if by_columns else (view.cols, view.rows)
+    ld = view.col_stride if by_columns else view.row_stride
+    if not interleaved:
+        return replace(view, batch=batch, batch_stride=lines * max(ld, length) + pad)
+    step = length + pad
+    row, col = (1, batch * step) if by_columns else (batch * step, 1)
+    return View(view.rows, view.cols, row, col, batch, step)
+
+
+def batch_memory(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`memory`, all matrices of a batch in it."""
+    shape, strides = (
+        (view.batch, view.rows, view.cols),
+        (view.batch_stride, view.row_stride, view.col_stride),
+    )
+    size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    flat = np.full(size, np.nan, dtype=np.float32)
+    matrices = np.lib.stride_tricks.as_strided(flat, shape, [4 * stride for stride in strides])
+    matrices[...] = np.random.default_rng(size).integers(-8, 9, shape)
+    return flat, matrices
+
+
+ways = st.tuples(st.booleans(), st.integers(0, 20))
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes, sizes, sizes, st.integers(1, 5), layouts, layouts, layouts, ways, ways, ways, st.booleans())
+def test_any_batch_one_after_the_other_in_turn_or_shared(
+    m, n, k, batch, of_a, of_b, of_out, way_a, way_b, way_out, shared
+) -> None:
+    a = batched(laid_out(m, k, *of_a), batch, *way_a)
+    b = laid_out(k, n, *of_b)
+    b = replace(b, batch=batch) if shared else batched(b, batch, *way_b)
+    out = batched(laid_out(m, n, *of_out), batch, *way_out)
+    call = column_major(a, b, out)
+    assert call.batch == batch
+    (flat_a, all_a), (flat_b, all_b), (flat_out, all_out) = map(batch_memory, (a, b, out))
+    stride_a, stride_b = (call.stride_b, call.stride_a) if call.swapped else (call.stride_a, call.stride_b)
+    for i in range(batch):
+        sgemm(call, flat_a[i * stride_a :], flat_b[i * stride_b :], flat_out[i * call.stride_c :])
+    assert np.array_equal(all_out, all_a @ all_b)
+    all_out[...] = np.nan
+    assert np.isnan(flat_out).all()  # nothing but the views was written
+
+
+def test_heads_inside_a_slot_are_a_strided_batch() -> None:
+    T, heads, K, N, slot = 6, 4, 24, 16, 32
+    X = torch.empty(T, heads, slot)[..., :K].transpose(0, 1)
+    G = torch.empty(T, heads, N).transpose(0, 1)
+    W = torch.empty(heads, N, K)
+    fwd = column_major_of(Gemm("fwd", X, W.mT, G))
+    assert fwd == ColumnMajor(True, False, N, T, K, K, heads * slot, heads * N, True, heads, N * K, slot, N)
+    wgrad = column_major_of(Gemm("wgrad", G.mT, X, W))
+    assert wgrad == ColumnMajor(False, True, K, N, T, heads * slot, heads * N, K, True, heads, slot, N, N * K)
+
+
+def test_a_batch_of_one_has_no_strides() -> None:
+    call = column_major_of(Gemm("fwd", torch.empty(1, 4, 8), torch.empty(1, 8, 3), torch.empty(1, 4, 3)))
+    assert (call.batch, call.stride_a, call.stride_b, call.stride_c) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("step", [0, 4, 15])
+def test_outputs_that_overlap_are_unsupported(step: int) -> None:
+    a, b = View(4, 3, 3, 1, 2, 12), View(3, 5, 5, 1, 2, 15)
+    with pytest.raises(Unsupported, match=rf"^out is a batch of 2 with stride {step}, .*do not overlap"):
+        column_major(a, b, View(4, 5, 5, 1, 2, step))
 
 
 def test_alignment_is_a_power_of_two_up_to_256_bytes() -> None:

@@ -27,6 +27,23 @@ def test_libraries_in_print_order(device: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
+    "device, names", [("cuda", ["torch_bf16", "cublas_bf16", "cublaslt_bf16"]), ("cpu", ["torch_bf16"])]
+)
+def test_libraries_of_the_dense_suite(device: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORKSPACE_VARIABLE, ":4096:8")
+    libraries = baselines.libraries(device, 32 * 2**20, "dense")
+    assert [library.name for library in libraries] == names
+    assert {library.device for library in libraries} == {device}
+    assert [library.native for library in libraries] == [None] * len(names)
+    assert [x.name for x in libraries if x.searched] == [n for n in names if "lt_" in n]
+
+
+def test_a_suite_without_libraries() -> None:
+    with pytest.raises(ValueError, match="suite='sparse'; needs one of 'router', 'dense'"):
+        baselines.libraries("cpu", 1024, "sparse")
+
+
+@pytest.mark.parametrize(
     "device, nbytes, message", [("tpu", 1024, "device='tpu'"), ("cpu", 1000, "workspace_bytes=1000")]
 )
 def test_bad_arguments(device: str, nbytes: int, message: str) -> None:

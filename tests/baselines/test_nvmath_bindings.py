@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 import baselines
-from baselines import cublaslt
+from baselines import cublaslt, cuda
 
+nvmath = pytest.importorskip("nvmath")
 blas = pytest.importorskip("nvmath.bindings.cublas")
 lt = pytest.importorskip("nvmath.bindings.cublasLt")
 
 SIGNATURES = {
     (blas, "sgemm"): "handle transa transb m n k alpha a lda b ldb beta c ldc",
+    (blas, "gemm_ex"): "handle transa transb m n k alpha a atype lda b btype ldb beta c ctype ldc "
+    "compute_type algo",
+    (blas, "gemm_strided_batched_ex"): "handle transa transb m n k alpha a atype lda stride_a b btype ldb "
+    "stride_b beta c ctype ldc stride_c batch_count compute_type algo",
     (blas, "set_workspace"): "handle workspace workspace_size_in_bytes",
     (blas, "set_stream"): "handle stream_id",
     (blas, "set_math_mode"): "handle mode",
@@ -31,6 +36,7 @@ SIGNATURES = {
     (lt, "matmul_preference_set_attribute"): "pref attr buf size_in_bytes",
     (lt, "emulation_desc_set_attribute"): "emulation_desc attr buf size_in_bytes",
     (lt, "matrix_layout_create"): "type rows cols ld",
+    (lt, "matrix_layout_set_attribute"): "mat_layout attr buf size_in_bytes",
     (lt, "matmul_desc_create"): "compute_type scale_type",
 }
 
@@ -45,6 +51,8 @@ def test_arguments_come_in_the_order_in_which_they_are_given(module, name: str) 
 def test_numbers_asked_for_are_those_of_the_bindings() -> None:
     assert cublaslt.COMPUTE_32F == blas.ComputeType.COMPUTE_32F
     assert cublaslt.COMPUTE_32F_EMULATED_16BFX9 == blas.ComputeType.COMPUTE_32F_EMULATED_16BFX9
+    assert cuda.CUDA_R_32F == nvmath.CudaDataType.CUDA_R_32F
+    assert cuda.CUDA_R_16BF == nvmath.CudaDataType.CUDA_R_16BF
     assert cublaslt.EAGER == blas.EmulationStrategy.EAGER
 
 
@@ -78,7 +86,7 @@ try:
 except RuntimeError as e:
     raise SystemExit(f"skip: {e}")
 gemm = Gemm("fwd", torch.empty(4, 8), torch.empty(16, 8).t(), torch.empty(4, 16))
-problem = _Problem(lt, column_major_of(gemm), emulated=True)
+problem = _Problem(lt, column_major_of(gemm), gemm, emulated=True)
 
 
 def read(getter, object, attribute, dtype):
@@ -94,6 +102,14 @@ emulation = read(lt.matmul_desc_get_attribute, problem.desc, at.EMULATION_DESCRI
 strategy = lt.EmulationDescAttribute.STRATEGY
 facts["STRATEGY"] = read(lt.emulation_desc_get_attribute, emulation, strategy, np.int32)
 print({**facts, "mode": problem.mode})
+batch = Gemm("fwd", *(torch.empty(3, 4, 4, dtype=torch.bfloat16) for _ in "abo"))
+batched = _Problem(lt, column_major_of(batch), batch, emulated=False)
+at, kind = lt.MatrixLayoutAttribute, lt.get_matrix_layout_attribute_dtype
+fields = ("TYPE", "ROWS", "LD", "BATCH_COUNT", "STRIDED_BATCH_OFFSET")
+print([
+    {name: read(lt.matrix_layout_get_attribute, each, at[name], kind(int(at[name]))) for name in fields}
+    for each in (batched.a, batched.b, batched.c)
+])
 print(read_config(lt, np.zeros(8, np.uint64)))
 try:
     problem.heuristics(0, gemm, 1 << 20)
@@ -110,7 +126,7 @@ def test_the_real_library_takes_the_descriptors(stub_driver: Path) -> None:
     if done.stderr.startswith("skip: "):
         pytest.skip(f"no cuBLASLt here: {done.stderr[6:].strip()}")
     assert done.returncode == 0, done.stderr
-    major, facts, config, refusal = done.stdout.splitlines()
+    major, facts, matrices, config, refusal = done.stdout.splitlines()
     assert int(major) >= 13
     assert ast.literal_eval(facts) == {
         "COMPUTE_TYPE": 78,
@@ -121,6 +137,8 @@ def test_the_real_library_takes_the_descriptors(stub_driver: Path) -> None:
         "STRATEGY": 2,
         "mode": "BF16x9, strategy EAGER",
     }
+    matrix = {"TYPE": 14, "ROWS": 4, "LD": 4, "BATCH_COUNT": 3, "STRIDED_BATCH_OFFSET": 16}
+    assert ast.literal_eval(matrices) == [matrix] * 3
     assert list(ast.literal_eval(config)) == [attribute.name for attribute in lt.MatmulAlgoConfigAttribute]
     assert (
         "NOT_INITIALIZED" in refusal or "INVALID_VALUE" in refusal
