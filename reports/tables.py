@@ -323,7 +323,9 @@ def _shape_columns(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], str]]
     show: list[tuple[str, Callable[[Row], str]]] = [("T", lambda r: str(r.T))]
     if any(r.layer is not None for r in rows):
         outs: list[tuple[str, Callable[[Row], str]]] = [("out", lambda r: r.out or NOT_APPLICABLE)]
-        return [("layer", lambda r: r.layer or NOT_APPLICABLE)] + outs * (len({r.out for r in rows}) > 1) + show
+        return (
+            [("layer", lambda r: r.layer or NOT_APPLICABLE)] + outs * (len({r.out for r in rows}) > 1) + show
+        )
     if any(r.H is not None for r in rows):
         show.append(("H", lambda r: NOT_APPLICABLE if r.H is None else str(r.H)))
     if any(r.show_n for r in rows):

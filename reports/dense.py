@@ -1,0 +1,130 @@
+"""The report of a dense run as Markdown: which projections are faster, by how much, and how near the peak.
+
+Pure, as :mod:`reports.markdown`, whose parts it shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from reports import dense_tables, markdown, tables, versions
+from reports import format as fmt
+from reports.definitions import form
+from reports.rows import CONTROL, DET, NEW, PREVIOUS, SOTA, Row, Run
+from reports.tally import control, tally
+
+#: Ratio below which a row is named with its times, and needs a reason.
+FLOOR = 0.95
+
+
+def documents(
+    run: Run, plots: Sequence[markdown.Plot], plot_notes: Sequence[str] = (), limit: int = markdown.LIMIT
+) -> Mapping[str, str]:
+    """File name -> text, as :func:`reports.markdown.documents`; the table of all rows moves last."""
+    before = markdown.joined(_top(run), markdown.plot_section(plots, plot_notes))
+    shown = [PREVIOUS, SOTA] if PREVIOUS in run.arms else [SOTA]
+    full = [_rows(run, arm) for arm in shown]
+    return markdown.fitted(
+        markdown.title(run),
+        before,
+        [*full, *markdown.full_tables(run)],
+        markdown.ending(run),
+        limit,
+        len(full),
+    )
+
+
+def headline(run: Run, over: str = NEW) -> str:
+    """Rows by verdict and not measured, the geomean over all rows, by T, the control, and in which form."""
+    return f"{_capital(form(run.manifest))}: {markdown.headline(run, over)}"
+
+
+def beside(run: Run) -> list[str]:
+    """What stands beside the headline: against torch's own choice, per T, and the control."""
+    said = []
+    torch = dense_tables.TORCH
+    if torch in run.arms:
+        t = tally(run, run.rows, arm=torch)
+        said.append(
+            f"Against `{torch}`, torch.matmul's own choice: faster in {len(t.faster)} of "
+            f"{fmt.counted(len(t.rows), 'row')}, slower in {len(t.slower)}, not measured in "
+            f"{len(t.unmeasured)}; {markdown.mean_words(t)}."
+        )
+    each = [(t, tally(run, run.select(tokens=t))) for t in run.tokens]
+    said.append(f"SOTA/cake per T: {'; '.join(f'T={t} {markdown.mean_words(found)}' for t, found in each)}.")
+    noise = control(run.rows)
+    if noise and CONTROL in run.arms:
+        t = tally(run, run.rows, arm=CONTROL)
+        said.append(
+            f"Control, the same code against itself: {markdown.mean_words(t)}, range {fmt.spread(noise)}; called "
+            f"different in {len(t.faster) + len(t.slower)} of {fmt.counted(len(t.rows), 'row')}."
+        )
+    return said
+
+
+def below_floor(run: Run) -> Iterable[str]:
+    """The rows below the floor, by verdict or not, with what is known of why: cake's plan and the flags."""
+    low = [r for r in run.rows if (x := r.ratio(SOTA)) is not None and x < FLOOR]
+    if not low:
+        yield f"No row is below {FLOOR:g}."
+        return
+    yield f"Below {FLOOR:g}: {fmt.of(len(low), len(run.rows))} rows."
+    for r in sorted(low, key=lambda r: r.ratio(SOTA) or 0.0):
+        yield f"{r.name}: {_in_full(r)}."
+
+
+def peak(run: Run) -> Iterable[str]:
+    """The fastest cell of each GPU model, and the rows on which cake is nearest to it."""
+    for gpu, most in dense_tables.peaks(run).items():
+        rows = run.select(gpu)
+        cells = [(speed, r, a) for r in rows for a in run.arms if (us := r.us(a)) and (speed := r.tflops(us))]
+        _, at, arm = max(cells, key=lambda c: c[0])
+        timed = [us for r in rows if (us := r.us(NEW))]
+        own = [speed for r in rows if (us := r.us(NEW)) and (speed := r.tflops(us))]
+        text = f"{gpu}: the measured peak is {fmt.digits(most)} TFLOP/s, of `{arm}` in {at.name}"
+        if timed:
+            near = sum(speed >= 0.9 * most for speed in own)
+            text += f"; `{NEW}` reaches 90 % of it in {fmt.of(near, len(own))} rows, {fmt.digits(max(own))} at most"
+        yield f"{text}."
+
+
+def _top(run: Run) -> str:
+    parts = markdown.before_summary(run, [f"**{headline(run)}**", markdown.bullets("", beside(run))])
+    if DET in run.judged:
+        parts.append(
+            f"{markdown.headline(run, DET)} `{DET}` is what a call does by default; `{NEW}` is "
+            "deterministic=False."
+        )
+    parts += markdown.losing_rows(run)
+    parts.append(markdown.bullets("", list(below_floor(run))))
+    parts += [
+        "## Geomeans",
+        f"Above 1.000 cake is faster; {form(run.manifest)}. `SOTA` is the fastest library call of each row.",
+        markdown.table(dense_tables.geomeans(run, "T")),
+        markdown.details("By layer", markdown.table(dense_tables.geomeans(run, "layer"))),
+        markdown.finding_section(run),
+        markdown.bullets("**Share of the measured peak**", list(peak(run))),
+    ]
+    return markdown.joined(*parts)
+
+
+def _rows(run: Run, arm: str) -> str:
+    table = dense_tables.rows_against(run, arm)
+    against = "the best library call" if arm == SOTA else versions.name(run)
+    rows = fmt.counted(len(run.rows), "row")
+    title = f"Against {against}, {form(run.manifest)}: all {rows}, losing rows first"
+    return markdown.details(title, markdown.table(table))
+
+
+def _in_full(row: Row) -> str:
+    cell, new = row.cell(SOTA), row.us(NEW)
+    if cell is None or cell.us is None or cell.ratio is None or new is None:
+        return "no times"
+    own = row.cell(NEW)
+    plan = f", cake by `{own.call or own.program}`" if own and (own.call or own.program) else ""
+    flags = f"; flags {', '.join(cell.flags)}" if cell.flags else ""
+    return f"{fmt.division(cell.us, new)} ({cell.verdict}) against `{row.sota_arm}`{plan}{flags}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
