@@ -45,7 +45,7 @@ _ARMS = {
     "cublas_bf16": "cublasGemmEx in BF16 (cublasGemmStridedBatchedEx of heads), FP32 sums",
     "cublaslt_bf16": "cuBLASLt in BF16",
     "cublaslt_bf16_first": "cuBLASLt in BF16, the first algorithm its heuristic names",
-    "cublaslt_bf16_best": "cuBLASLt in BF16, the fastest of its first 8 algorithms by a search made in this run",
+    "cublaslt_bf16_best": "cuBLASLt in BF16, the fastest of its first 8 algorithms by this run's search",
     "torch_fp32": "torch.mm in FP32, TF32 off",
     "numpy_fp32": "numpy's BLAS in FP32",
     "cublas_fp32": "cublasSgemm",
@@ -183,7 +183,7 @@ def _peak(run: Run) -> list[tuple[str, str]]:
         (
             "TFLOP/s",
             "2 T K N products and sums of every head / us of cake; the measured peak is the most that any "
-            "cell of this run with status ok reached on that GPU model, of whatever arm: it is no data sheet's",
+            "cell of this run with status ok reached on that GPU model, of whatever arm, and no data sheet's",
         )
     ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from reports import dense_tables, markdown, tables, versions
+from reports import dense_tables, markdown, versions
 from reports import format as fmt
 from reports.definitions import form
 from reports.rows import CONTROL, DET, NEW, PREVIOUS, SOTA, Row, Run
@@ -56,8 +56,8 @@ def beside(run: Run) -> list[str]:
     if noise and CONTROL in run.arms:
         t = tally(run, run.rows, arm=CONTROL)
         said.append(
-            f"Control, the same code against itself: {markdown.mean_words(t)}, range {fmt.spread(noise)}; called "
-            f"different in {len(t.faster) + len(t.slower)} of {fmt.counted(len(t.rows), 'row')}."
+            f"Control, the same code against itself: {markdown.mean_words(t)}, range {fmt.spread(noise)}; "
+            f"called different in {len(t.faster) + len(t.slower)} of {fmt.counted(len(t.rows), 'row')}."
         )
     return said
 
@@ -84,7 +84,8 @@ def peak(run: Run) -> Iterable[str]:
         text = f"{gpu}: the measured peak is {fmt.digits(most)} TFLOP/s, of `{arm}` in {at.name}"
         if timed:
             near = sum(speed >= 0.9 * most for speed in own)
-            text += f"; `{NEW}` reaches 90 % of it in {fmt.of(near, len(own))} rows, {fmt.digits(max(own))} at most"
+            text += f"; `{NEW}` reaches {fmt.digits(max(own))}, and 90 % of the peak or more in "
+            text += f"{fmt.of(near, len(own))} rows"
         yield f"{text}."
 
 

@@ -84,7 +84,7 @@ def rows_against(run: Run, arm: str = SOTA) -> Table:
         name = [r.product, r.op] + [r.mode] * (len(run.modes) > 1) + [r.out or "", str(r.T)]
         figures = _figures(run, r, arm, unit, peak, notes)
         lines.append((gpu, *[ALL_NODES] * nodes, *name, *figures[: None if passes else -1]))
-        for at in _nodes(run, r) and each_node(run, r, arm):
+        for at in each_node(run, r, arm) if _nodes(run, r) else ():
             speed = r.tflops(at.new)
             line = _pair(at.before, at.new, unit)
             line += [f"{fmt.ratio(at.ratio.value)}{_bounds(at.ratio)} {at.verdict}"]
@@ -94,11 +94,11 @@ def rows_against(run: Run, arm: str = SOTA) -> Table:
 
 
 def each_node(run: Run, row: Row, arm: str) -> list[AtNode]:
-    """A row of a merged run node by node, where both arms have a time there; from the samples of its groups."""
+    """A row of a merged run node by node, from its groups' samples, where both arms have a time."""
     blocks, units = run.facts[row.key].blocks, run.facts[row.key].units
     samples, rule = run.samples.get(row.key, {}), rule_of(run.manifest)
     baseline = row.sota_arm if arm == SOTA else arm
-    if baseline not in samples or NEW not in samples or rule is None:
+    if baseline is None or baseline not in samples or NEW not in samples or rule is None:
         return []
     owner = np.array([b.node for b in blocks for _ in range(b.groups)])
     found = []
@@ -220,8 +220,8 @@ def _nodes(run: Run, row: Row) -> tuple[Block, ...]:
 def _peak_notes(peak: Mapping[str, float]) -> tuple[str, ...]:
     """What the shares are of."""
     return tuple(
-        f"the measured peak is {fmt.digits(speed)} TFLOP/s{f' on {gpu}' if len(peak) > 1 else ''}, the most that "
-        "any cell of this run with status ok reached, of whatever arm"
+        f"the measured peak{f' on {gpu}' if len(peak) > 1 else ''} is {fmt.digits(speed)} TFLOP/s, the most "
+        "that any cell of this run with status ok reached, of whatever arm"
         for gpu, speed in peak.items()
     )
 

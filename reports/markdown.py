@@ -174,7 +174,7 @@ def title(run: Run) -> str:
 
 
 def before_summary(run: Run, headlines: Sequence[str]) -> list[str]:
-    """Title and headlines, the previous version's too with the rows on which cake got slower, and the doubts."""
+    """Title, headlines, the previous version's with the rows on which cake got slower, and doubts."""
     parts = [f"# {title(run)}", *headlines]
     if previous := versions.headline(run):
         parts.append(f"**{previous}**")
