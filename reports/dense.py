@@ -20,14 +20,16 @@ FLOOR = 0.95
 def documents(
     run: Run, plots: Sequence[markdown.Plot], plot_notes: Sequence[str] = (), limit: int = markdown.LIMIT
 ) -> Mapping[str, str]:
-    """File name -> text, as :func:`reports.markdown.documents`; the table of all rows moves last."""
+    """File name -> text, as :func:`reports.markdown.documents`; the tables of all rows move last."""
     before = markdown.joined(_top(run), markdown.plot_section(plots, plot_notes))
     shown = [PREVIOUS, SOTA] if PREVIOUS in run.arms else [SOTA]
-    full = [_rows(run, arm) for arm in shown]
+    full = [part for arm in shown for part in _rows(run, arm)]
+    layers = markdown.details("Geomeans by layer", markdown.table(dense_tables.geomeans(run, "layer")))
+    rest = [layers, *markdown.full_tables(run)]
     return markdown.fitted(
         markdown.title(run),
         before,
-        [*full, *markdown.full_tables(run)],
+        [*full, *rest],
         markdown.ending(run),
         limit,
         len(full),
@@ -102,19 +104,28 @@ def _top(run: Run) -> str:
         "## Geomeans",
         f"Above 1.000 cake is faster; {form(run.manifest)}. `SOTA` is the fastest library call of each row.",
         markdown.table(dense_tables.geomeans(run, "T")),
-        markdown.details("By layer", markdown.table(dense_tables.geomeans(run, "layer"))),
         markdown.finding_section(run),
         markdown.bullets("**Share of the measured peak**", list(peak(run))),
     ]
     return markdown.joined(*parts)
 
 
-def _rows(run: Run, arm: str) -> str:
-    table = dense_tables.rows_against(run, arm)
+def _rows(run: Run, arm: str) -> list[str]:
+    """The rows against an arm in two tables: those that cake loses or does not settle, and all others."""
     against = "the best library call" if arm == SOTA else versions.name(run)
-    rows = fmt.counted(len(run.rows), "row")
-    title = f"Against {against}, {form(run.manifest)}: all {rows}, losing rows first"
-    return markdown.details(title, markdown.table(table))
+    won = [r for r in run.rows if (c := r.cell(arm)) and c.verdict in ("faster", "same")]
+    parts = []
+    for word, rows in (("slower, unclear or not measured", _without(run.rows, won)), ("faster or same", won)):
+        title = f"Against {against}, {form(run.manifest)}: {fmt.of(len(rows), len(run.rows))} rows, {word}"
+        if rows:
+            table = dense_tables.rows_against(run, rows, arm)
+            parts.append(markdown.details(title, markdown.table(table)))
+    return parts
+
+
+def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    keys = {(r.gpu, r.key) for r in others}
+    return [r for r in rows if (r.gpu, r.key) not in keys]
 
 
 def _in_full(row: Row) -> str:

@@ -56,12 +56,12 @@ def peaks(run: Run) -> Mapping[str, float]:
     return found
 
 
-def rows_against(run: Run, arm: str = SOTA) -> Table:
-    """Every row: us of SOTA (or of the previous version) and of cake, the speedup with its interval and
+def rows_against(run: Run, of: Sequence[Row], arm: str = SOTA) -> Table:
+    """Rows of a run: us of SOTA (or of the previous version) and of cake, the speedup with its interval and
     verdict, cake's TFLOP/s and their share of the measured peak, and the slower passes; losing rows first.
     """
     notes = Notes()
-    rows = sorted(run.rows, key=tables.losing_first if arm == SOTA else _slower_than(arm))
+    rows = sorted(of, key=tables.losing_first if arm == SOTA else _slower_than(arm))
     unit = fmt.unit_for(us for r in rows for a in (arm, NEW) if (us := r.us(a)) is not None)
     nodes = any(_nodes(run, r) for r in rows)
     passes = run.manifest.form == "passes"
@@ -80,7 +80,7 @@ def rows_against(run: Run, arm: str = SOTA) -> Table:
     peak = peaks(run)
     lines = []
     for r in rows:
-        gpu = f"{r.gpu} ({_arch(run, r)}, {_sms(run, r)} {who})"
+        gpu = f"{r.gpu.removeprefix('NVIDIA ')} ({_arch(run, r)}, {_sms(run, r)} {who})"
         name = [r.product, r.op] + [r.mode] * (len(run.modes) > 1) + [r.out or "", str(r.T)]
         figures = _figures(run, r, arm, unit, peak, notes)
         lines.append((gpu, *[ALL_NODES] * nodes, *name, *figures[: None if passes else -1]))
@@ -139,7 +139,7 @@ def geomeans(run: Run, by: str) -> Table:
     columns += [Column(title) for title, _ in columns_of] + [Column("lowest"), Column("faster, slower of")]
     lines = []
     for arm, word in wanted:
-        for name, of_line in lines_of:
+        for name, of_line in lines_of if arm not in (CONTROL, DET) else lines_of[:1]:
             rows = [r for r in run.rows if of_line(r)]
             t = tally(run, rows, arm=arm)
             if t.mean is None:

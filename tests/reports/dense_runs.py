@@ -113,7 +113,9 @@ def build_dense(
         outcomes = {arm: outcome(row, arm) for arm in arms}
         k, n, heads = LAYERS[row.layer]
         shared = passes // len(nodes)
-        blocks = [Block(run=f"run-{x}", node=x, gpu="0", cublas="13", layout="", groups=shared) for x in nodes]
+        blocks = [
+            Block(run=f"run-{x}", node=x, gpu="0", cublas="13", layout="", groups=shared) for x in nodes
+        ]
         facts = RowFacts(
             key=row.key,
             suite="dense",
