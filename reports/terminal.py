@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reports import compare, compare_tables, markdown, tables, versions
+from reports import compare, compare_tables, dense, dense_tables, markdown, tables, versions
 from reports.findings import without_time
 from reports.matching import Comparison
 from reports.rows import Run, load
@@ -20,6 +20,8 @@ from reports.tally import tally
 
 #: Range columns side by side: five of 11 characters and the names fit into 80 columns.
 RANGES_A_TABLE = 5
+#: Columns of a dense run's geomeans by T: single figures beside two names, an interval, and two of verdicts.
+MEANS_A_TABLE = 2
 #: Columns of a comparison side by side: they are as wide, but have fewer names before them.
 COMPARED_A_TABLE = 5
 #: Where a column's title may be broken: not within `run 2 / run 1`.
@@ -46,16 +48,22 @@ def print_summary(run_dir: Path, console: Console) -> None:
     run = load(run_dir)
     console.print(f"[{STYLES['head']}]{_plain(markdown.title(run))}[/]")
     overs = run.judged
-    for over in overs:
-        console.print(_plain(markdown.headline(run, over)), highlight=False)
+    headline = dense.headline if run.dense else markdown.headline
+    for line in [headline(run, over) for over in overs] + (dense.beside(run) if run.dense else []):
+        console.print(_plain(line), highlight=False)
     if previous := versions.headline(run):
         console.print(_plain(previous), highlight=False)
     for text in markdown.warnings(run):
         console.print(f"[{STYLES['warning']}]note:[/] {_plain(text)}", highlight=False)
-    summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
-    tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
-    others = sum(column.number for column in summary.columns) - len(tokens)
-    _print_table(summary, console, tokens, RANGES_A_TABLE - others)
+    if run.dense:
+        means = dense_tables.geomeans(run, "T")
+        tokens = [i for i, column in enumerate(means.columns) if column.title.startswith("T=")]
+        _print_table(means, console, tokens, MEANS_A_TABLE)
+    else:
+        summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
+        tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
+        others = sum(column.number for column in summary.columns) - len(tokens)
+        _print_table(summary, console, tokens, RANGES_A_TABLE - others)
     for text in versions.slower(run):
         console.print(f"[{STYLES['slower']}]slower than before[/] {_plain(text)}", highlight=False)
     slower = markdown.slower_lines(run, overs)
