@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bench.model import Manifest
+from reports import dense_words, versions
 from reports import format as fmt
-from reports import versions
 from reports.rows import CONTROL, DET, FP16X2, NEW, PREVIOUS, SEQUENCE, Run
 from reports.tables import Column, Table
 
@@ -18,11 +18,6 @@ _OPS = {
     "bwd": "`bwd` dgrad, then wgrad, timed as one",
     "2fwd+bwd": "`2fwd+bwd` a checkpointed step: fwd, fwd again, dgrad, wgrad, timed as one (the second fwd "
     "finds its inputs in L2 by nature)",
-}
-_DENSE_OPS = {
-    "fwd": "`fwd` out[T,N] = X[T,K] W[N,K]^T",
-    "dgrad": "`dgrad` dX[T,K] = G[T,N] W[N,K]",
-    "wgrad": "`wgrad` dW[N,K] = G[T,N]^T X[T,K]",
 }
 _MODES = {
     "eager": "`eager` makes the calls on an idle device, so host time between kernels is in the interval",
@@ -41,11 +36,6 @@ _ARMS = {
     CONTROL: "the same arm a second time: the same code against itself, hence the noise floor",
     DET: "deterministic=True, what a user gets by default",
     FP16X2: "emulation='fp16x2': three FP16 products for one of FP32, deterministic=False",
-    "torch_bf16": "torch.matmul in BF16: what a user's model calls",
-    "cublas_bf16": "cublasGemmEx in BF16 (cublasGemmStridedBatchedEx of heads), FP32 sums",
-    "cublaslt_bf16": "cuBLASLt in BF16",
-    "cublaslt_bf16_first": "cuBLASLt in BF16, the first algorithm its heuristic names",
-    "cublaslt_bf16_best": "cuBLASLt in BF16, the fastest of its first 8 algorithms by this run's search",
     "torch_fp32": "torch.mm in FP32, TF32 off",
     "numpy_fp32": "numpy's BLAS in FP32",
     "cublas_fp32": "cublasSgemm",
@@ -66,13 +56,6 @@ _FLAGS = {
     "power-cap": "`power-cap` the GPU held its clock down to keep its power limit, normal on long GEMMs",
     "shared-gpu": "`shared-gpu` another process was on the GPU",
 }
-#: What differs of a dense run's arms.
-_DENSE_ARMS = {NEW: "the code under test, BF16 products summed in FP32, deterministic=False"}
-#: A dense row's accuracy gate by its output's dtype: relative Frobenius error, and error of each element.
-GATES = {
-    "bf16": "4e-3, and no element may be off by more than 1e-2 + 1e-2 of its size",
-    "f32": "5e-5",
-}
 NO_COMMIT = "not recorded (the code ran outside a git working tree; CAKE_COMMIT tells it there)"
 
 
@@ -86,12 +69,12 @@ def definitions(run: Run) -> list[tuple[str, str]]:
     return [
         ("row", f"one op in one mode at one shape on one GPU model; this run has {len(run.rows)}"),
         _what(run),
-        ("ops", "; ".join((_DENSE_OPS if run.dense else _OPS).get(op, f"`{op}`") for op in run.ops)),
+        ("ops", "; ".join(_op(run, op) for op in run.ops)),
         ("modes", "; ".join(modes)),
         ("latency", _latency(m, run.modes)),
         ("runs", _conduct(run)),
         *_instances(run),
-        *_form(run),
+        *[("form", dense_words.form_in_full(run.manifest))] * run.dense,
         ("arms", "; ".join(f"`{a}` {_arm(run, a)}" for a in run.arms) + _new(run)),
         (
             "SOTA",
@@ -122,7 +105,7 @@ def definitions(run: Run) -> list[tuple[str, str]]:
             "accuracy",
             f"relative Frobenius error against FP64 before and after timing; {_gate(run)}",
         ),
-        *_peak(run),
+        *[("TFLOP/s", dense_words.SPEED)] * run.dense,
         *[("host time", _HOST_TIME)] * (not on_cpu or _has_host_times(run)),
         (
             "status",
@@ -136,72 +119,28 @@ def definitions(run: Run) -> list[tuple[str, str]]:
 
 def _what(run: Run) -> tuple[str, str]:
     """The shapes of a router run, or the layers of a dense one."""
-    if not run.dense:
-        return ("shapes", f"T tokens, H features in, N experts out, FP32: {_shapes(run)}")
-    products = list(dict.fromkeys(r.product for r in run.rows))
-    outs = fmt.listed([f"`{out}` {_DTYPES.get(out, out)}" for out in run.outs])
-    return (
-        "layers",
-        f"K features in -> N out, of T tokens, BF16 inputs: {', '.join(products)}; T {_numbers(run.tokens)}. "
-        "Of several heads each has a GEMM of its own, in one call. X and G are normal, W is normal by "
-        f"K^-1/2; outputs are {outs}",
-    )
+    if run.dense:
+        return ("layers", dense_words.layers(run))
+    return ("shapes", f"T tokens, H features in, N experts out, FP32: {_shapes(run)}")
 
 
-_DTYPES = {"bf16": "BF16", "f32": "FP32"}
+def _op(run: Run, op: str) -> str:
+    return (dense_words.OPS if run.dense else _OPS).get(op, f"`{op}`")
 
 
-def form(m: Manifest) -> str:
-    """In what form a run was timed, in words that stand beside its figures."""
-    if m.pause_ms:
-        return f"single launches after {m.pause_ms:g} ms of idle"
-    return "sustained, in order-balanced passes" if m.form == "passes" else "sustained, in groups"
-
-
-def _form(run: Run) -> list[tuple[str, str]]:
-    """What a dense run's form does to its figures."""
-    if not run.dense:
-        return []
-    if run.manifest.pause_ms:
-        what = (
-            "the device idles before each timed step, so its clock has recovered from the step before: what "
-            "one launch takes by itself, and not under a long job's power limit"
-        )
-    else:
-        what = (
-            "steps follow each other as fast as the flush lets them, so long GEMMs run at the power cap: "
-            "what training sees, and not a single launch after idle"
-        )
-    return [("form", f"{form(run.manifest)}: {what}. Figures of the two forms do not compare")]
-
-
-def _peak(run: Run) -> list[tuple[str, str]]:
-    """What the TFLOP/s of a dense row count, and what they are a share of."""
-    if not run.dense:
-        return []
-    return [
-        (
-            "TFLOP/s",
-            "2 T K N products and sums of every head / us of cake; the measured peak is the most that any "
-            "cell of this run with status ok reached on that GPU model, of whatever arm, and no data sheet's",
-        )
-    ]
+def _arm(run: Run, arm: str) -> str:
+    own = dense_words.ARMS.get(arm) if run.dense else None
+    return own or _ARMS.get(arm) or _other_arm(run, arm)
 
 
 def _gate(run: Run) -> str:
     if run.dense:
-        each = "; ".join(f"{_DTYPES.get(out, out)} outputs {GATES.get(out, '')}" for out in run.outs)
-        return f"the budget is, of {each}"
+        return dense_words.gate(run)
     return (
         f"the budget is {fmt.budget(run.manifest.budget)} for every GEMM of an op, and fwd must choose the "
         "same top-8 experts for each token (experts whose FP64 logits are closer than the budget are a tie: "
         "counted, not failed)"
     )
-
-
-def _arm(run: Run, arm: str) -> str:
-    own = _DENSE_ARMS.get(arm) if run.dense else None
-    return own or _ARMS.get(arm) or _other_arm(run, arm)
 
 
 def _has_host_times(run: Run) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from reports import dense_tables, markdown, versions
 from reports import format as fmt
-from reports.definitions import form
+from reports.dense_words import form
 from reports.rows import CONTROL, DET, NEW, PREVIOUS, SOTA, Row, Run
 from reports.tally import control, tally
 

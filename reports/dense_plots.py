@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports import dense_tables, plots
 from reports import format as fmt
-from reports.definitions import form
+from reports.dense_words import form
 from reports.markdown import Plot
 from reports.rows import NEW, PREVIOUS, SOTA, Row, Run
 

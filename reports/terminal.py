@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +21,8 @@ from reports.tally import tally
 
 #: Range columns side by side: five of 11 characters and the names fit into 80 columns.
 RANGES_A_TABLE = 5
-#: Columns of a dense run's geomeans by T: single figures beside two names, an interval, and two of verdicts.
-MEANS_A_TABLE = 2
+#: A dense run's geomeans by T side by side: single figures beside two names.
+MEANS_A_TABLE = 7
 #: Columns of a comparison side by side: they are as wide, but have fewer names before them.
 COMPARED_A_TABLE = 5
 #: Where a column's title may be broken: not within `run 2 / run 1`.
@@ -58,7 +59,10 @@ def print_summary(run_dir: Path, console: Console) -> None:
     if run.dense:
         means = dense_tables.geomeans(run, "T")
         tokens = [i for i, column in enumerate(means.columns) if column.title.startswith("T=")]
-        _print_table(means, console, tokens, MEANS_A_TABLE)
+        _print_table(replace(_without(means, tokens), notes=()), console, [], 1)
+        numbers = [i for i, column in enumerate(means.columns) if column.number]
+        by_t = _without(means, [i for i in numbers if i not in tokens])
+        _print_table(by_t, console, range(2, len(by_t.columns)), MEANS_A_TABLE)
     else:
         summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
         tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
@@ -96,6 +100,13 @@ def _print_table(table: tables.Table, console: Console, wide: Sequence[int], mos
         console.print(shown)
     for note in table.notes:
         console.print(_plain(note), highlight=False)
+
+
+def _without(table: tables.Table, leave: Sequence[int]) -> tables.Table:
+    """A table without some of its columns."""
+    keep = [i for i in range(len(table.columns)) if i not in leave]
+    lines = tuple(tuple(line[i] for i in keep) for line in table.lines)
+    return tables.Table(tuple(table.columns[i] for i in keep), lines, table.notes)
 
 
 def _print_files(run: Run, run_dir: Path, console: Console) -> None:
