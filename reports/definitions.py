@@ -81,7 +81,9 @@ def definitions(run: Run) -> list[tuple[str, str]]:
             "per row, the fastest library call whose result passed"
             + (f", `{SEQUENCE}` included" if SEQUENCE in run.arms else "")
             + ". It is chosen by the samples that its ratio is made of: where calls are about equal, noise "
-            "favours SOTA, and its interval does not count the choice",
+            "favours SOTA, and its interval does not count the choice"
+            + f". {dense_words.COPIES}"
+            * run.dense,
         ),
         (
             "ratio",

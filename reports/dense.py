@@ -65,12 +65,8 @@ def beside(run: Run) -> list[str]:
 
 
 def below_floor(run: Run) -> Iterable[str]:
-    """The rows below the floor, by verdict or not, with what is known of why: cake's plan and the flags."""
+    """The rows below the floor, whatever their verdict, with cake's plan and the flags."""
     low = [r for r in run.rows if (x := r.ratio(SOTA)) is not None and x < FLOOR]
-    if not low:
-        yield f"No row is below {FLOOR:g}."
-        return
-    yield f"Below {FLOOR:g}: {fmt.of(len(low), len(run.rows))} rows."
     for r in sorted(low, key=lambda r: r.ratio(SOTA) or 0.0):
         yield f"{r.name}: {_in_full(r)}."
 
@@ -91,6 +87,16 @@ def peak(run: Run) -> Iterable[str]:
         yield f"{text}."
 
 
+def copies(run: Run) -> Iterable[str]:
+    """The library calls that copy an operand first, by the rows on which they do."""
+    for arm in run.rivals:
+        rows = [r for r in run.rows if (c := r.cell(arm)) and "copy" in c.call]
+        if rows:
+            named = fmt.listed(list(dict.fromkeys(f"{r.op} {r.layer}" for r in rows)))
+            count = fmt.of(len(rows), len(run.rows))
+            yield f"`{arm}` copies an operand, inside its time, in {count} rows: {named}."
+
+
 def _top(run: Run) -> str:
     parts = markdown.before_summary(run, [f"**{headline(run)}**", markdown.bullets("", beside(run))])
     if DET in run.judged:
@@ -99,13 +105,16 @@ def _top(run: Run) -> str:
             "deterministic=False."
         )
     parts += markdown.losing_rows(run)
-    parts.append(markdown.bullets("", list(below_floor(run))))
+    low = list(below_floor(run))
+    head = f"Rows below {FLOOR:g} ({fmt.of(len(low), len(run.rows))}):"
+    parts.append(markdown.bullets(head, low) if low else f"No row is below {FLOOR:g}.")
     parts += [
         "## Geomeans",
         f"Above 1.000 cake is faster; {form(run.manifest)}. `SOTA` is the fastest library call of each row.",
         markdown.table(dense_tables.geomeans(run, "T")),
         markdown.finding_section(run),
-        markdown.bullets("**Share of the measured peak**", list(peak(run))),
+        *[markdown.bullets("**Share of the measured peak**", said) for said in [list(peak(run))] if said],
+        *[markdown.bullets("**Copies**", said) for said in [list(copies(run))] if said],
     ]
     return markdown.joined(*parts)
 

@@ -21,10 +21,15 @@ ARMS = {
 }
 #: A row's accuracy gate by its output's dtype.
 GATES = {
-    "bf16": "4e-3, and no element may be off by more than 1e-2 + 1e-2 of its size",
-    "f32": "5e-5",
+    "bf16": "at most 4e-3 of BF16 outputs, no element of which may be off by more than 1e-2 + 1e-2 of its size",
+    "f32": "at most 5e-5 of FP32 outputs",
 }
 DTYPES = {"bf16": "BF16", "f32": "FP32"}
+#: What else there is to know of the best library call.
+COPIES = (
+    "A library gets the same views as cake; where it cannot take one, the copy is inside its time and its call "
+    "says so"
+)
 #: What the TFLOP/s of a row count, and what they are a share of.
 SPEED = (
     "2 T K N of every head (a product and a sum each) / us of cake; the measured peak is the most that any "
@@ -57,7 +62,7 @@ def form_in_full(m: Manifest) -> str:
 def layers(run: Run) -> str:
     """The layers of a run, its T, inputs and outputs."""
     products = list(dict.fromkeys(r.product for r in run.rows))
-    outs = fmt.listed([f"`{out}` {DTYPES.get(out, out)}" for out in run.outs])
+    outs = fmt.listed([f"{DTYPES.get(out, out)} (`{out}`)" for out in run.outs])
     return (
         f"K features in -> N out, of T tokens, BF16 inputs: {', '.join(products)}; "
         f"T {'/'.join(map(str, run.tokens))}. Of several heads each has a GEMM of its own, in one call. "
@@ -67,5 +72,4 @@ def layers(run: Run) -> str:
 
 def gate(run: Run) -> str:
     """The accuracy gates of the outputs that the run has."""
-    each = "; ".join(f"{DTYPES.get(out, out)} outputs {GATES.get(out, 'as asked')}" for out in run.outs)
-    return f"the budget is, of {each}"
+    return f"it must be {'; '.join(GATES.get(out, f'as asked of {out} outputs') for out in run.outs)}"

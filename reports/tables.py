@@ -107,7 +107,7 @@ def full(run: Run, mode: str) -> Table:
     show = _shape_columns(rows)
 
     columns = [Column("GPU", False)] * (len(run.gpus) > 1) + [Column("op", False)]
-    columns += [Column(title) for title, _ in show] + [Column(f"{a}, {unit.name}") for a in timed]
+    columns += [_shape_column(title) for title, _ in show] + [Column(f"{a}, {unit.name}") for a in timed]
     columns += [Column("SOTA", False)]
     for over in overs:
         of = "" if over == NEW else f" ({over})"
@@ -155,7 +155,7 @@ def passes(run: Run) -> Table:
     unit = fmt.unit_for(us for r in rows for a in (arm, NEW) if (us := r.us(a)) is not None)
     show = _shape_columns(rows)
     columns = [Column("GPU", False)] * (len(run.gpus) > 1) + [Column("mode", False), Column("op", False)]
-    columns += [Column(title) for title, _ in show] + [Column("SOTA", False)] * (arm == SOTA)
+    columns += [_shape_column(title) for title, _ in show] + [Column("SOTA", False)] * (arm == SOTA)
     columns += [Column(f"{word}, {unit.name}"), Column(f"new, {unit.name}"), Column("speedup")]
     columns += [Column("interval"), Column("slower passes"), Column("verdict", False)]
     lines = []
@@ -331,6 +331,10 @@ def _shape_columns(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], str]]
     if any(r.show_n for r in rows):
         show.append(("N", lambda r: str(r.N)))
     return show
+
+
+def _shape_column(title: str) -> Column:
+    return Column(title, title not in ("layer", "out"))
 
 
 def _printed_pairs(row: Row, timed: Sequence[str], overs: Sequence[str]) -> list[tuple[float, float]]:
