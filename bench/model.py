@@ -124,7 +124,9 @@ class Block(_Model):
 
 class RowFacts(_Model):
     """Facts of one finished row. ``positions[arm][p]`` counts the groups where the arm ran at position p;
-    ``blocks`` says whose the groups are in a merged run, and is empty in any other.
+    ``blocks`` says whose the groups are in a merged run, and is empty in any other. ``layer``, ``K`` (in
+    features), ``out`` (the output's dtype, ``bf16`` or ``f32``) and ``heads`` are of dense rows, whose ``H``
+    is None.
     """
 
     schema_version: int = SCHEMA
@@ -133,7 +135,7 @@ class RowFacts(_Model):
     op: str
     mode: str
     T: int
-    H: int
+    H: int | None
     N: int
     seed: int
     arms: tuple[ArmFacts, ...]
@@ -144,6 +146,10 @@ class RowFacts(_Model):
     started: str = ""
     seconds: float = 0.0
     blocks: tuple[Block, ...] = ()
+    layer: str | None = None
+    K: int | None = None
+    out: str | None = None
+    heads: int = 1
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -233,6 +239,7 @@ class Manifest(_Model):
     again for a slow host once ``row_seconds`` are over (``None``: no limit). ``instances``: how many times
     each arm was prepared and captured in graph mode, 0: anew for every group; ``reloads``: whether cake's
     programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was recorded.
+    ``pause_ms``: for how long the device idled before each timed step, 0: no longer than the L2's flush takes.
     ``merged`` describes the runs that a merged one is made of, one line each. ``cake_digest`` is the SHA-256
     of the files of the cake package that ran.
     """
@@ -271,6 +278,7 @@ class Manifest(_Model):
     control_run: bool = False
     form: Literal["groups", "passes"] = "groups"
     l2_state: Literal["cold", "warm"] = "cold"
+    pause_ms: float = 0.0
     judgement: dict[str, float] = Field(default_factory=dict)
     merged: tuple[str, ...] = ()
     cake_digest: str = ""
@@ -309,6 +317,9 @@ class Cell(_Model):
     bits do though neither program nor partition of the deterministic call does, ``bits_unknown`` that they do
     and it is not known whether one of those does, and a verdict other than ``same`` stands only if
     re-measuring the row (``again``) repeats it; ``first_verdict`` is the one before.
+
+    A dense row has a ``layer`` of ``K`` features in and ``N`` out, ``heads`` times over, an output of dtype
+    ``out`` (``bf16`` or ``f32``), and no ``H``.
     """
 
     gpu: str
@@ -349,6 +360,10 @@ class Cell(_Model):
     cublas: str = ""
     layout: str = ""
     bits_unknown: bool = False
+    layer: str | None = None
+    K: int | None = None
+    out: str | None = None
+    heads: int = 1
 
 
 class Cells(_Model):

@@ -13,12 +13,13 @@ def write_report(run_dir: Path) -> Path:
     """
     # The command line starts without matplotlib, which takes longer to import than the rest together.
     from bench.store import atomic_write
-    from reports import markdown, plots
+    from reports import dense, dense_plots, markdown, plots
     from reports.rows import load
 
     run = load(run_dir)
-    drawn, notes = plots.draw(run, run_dir)
+    drawn, notes = (dense_plots if run.dense else plots).draw(run, run_dir)
+    documents = (dense if run.dense else markdown).documents
     (run_dir / markdown.TABLES).unlink(missing_ok=True)
-    for name, text in markdown.documents(run, drawn, notes).items():
+    for name, text in documents(run, drawn, notes).items():
         atomic_write(run_dir / name, text.encode())
     return run_dir / markdown.REPORT

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bench.model import Manifest
+from reports import dense_words, versions
 from reports import format as fmt
-from reports import versions
 from reports.rows import CONTROL, DET, FP16X2, NEW, PREVIOUS, SEQUENCE, Run
 from reports.tables import Column, Table
 
@@ -68,19 +68,22 @@ def definitions(run: Run) -> list[tuple[str, str]]:
     ]
     return [
         ("row", f"one op in one mode at one shape on one GPU model; this run has {len(run.rows)}"),
-        ("shapes", f"T tokens, H features in, N experts out, FP32: {_shapes(run)}"),
-        ("ops", "; ".join(_OPS.get(op, f"`{op}`") for op in run.ops)),
+        _what(run),
+        ("ops", "; ".join(_op(run, op) for op in run.ops)),
         ("modes", "; ".join(modes)),
         ("latency", _latency(m, run.modes)),
         ("runs", _conduct(run)),
         *_instances(run),
-        ("arms", "; ".join(f"`{a}` {_ARMS.get(a, _other_arm(run, a))}" for a in run.arms) + _new(run)),
+        *[("form", dense_words.form_in_full(run.manifest))] * run.dense,
+        ("arms", "; ".join(f"`{a}` {_arm(run, a)}" for a in run.arms) + _new(run)),
         (
             "SOTA",
             "per row, the fastest library call whose result passed"
             + (f", `{SEQUENCE}` included" if SEQUENCE in run.arms else "")
             + ". It is chosen by the samples that its ratio is made of: where calls are about equal, noise "
-            "favours SOTA, and its interval does not count the choice",
+            "favours SOTA, and its interval does not count the choice"
+            + f". {dense_words.COPIES}"
+            * run.dense,
         ),
         (
             "ratio",
@@ -102,19 +105,44 @@ def definitions(run: Run) -> list[tuple[str, str]]:
         ),
         (
             "accuracy",
-            "relative Frobenius error against FP64 before and after timing; the budget is "
-            f"{fmt.budget(m.budget)} for every GEMM of an op, and fwd must choose the same top-8 experts "
-            "for each token (experts whose FP64 logits are closer than the budget are a tie: counted, not "
-            "failed)",
+            f"relative Frobenius error against FP64 before and after timing; {_gate(run)}",
         ),
+        *[("TFLOP/s", dense_words.SPEED)] * run.dense,
         *[("host time", _HOST_TIME)] * (not on_cpu or _has_host_times(run)),
         (
             "status",
-            "`ok`; `inaccurate` missed the budget; `unsupported` cannot do the row; `fell-back` was asked "
-            "for emulation and ran the native kernels; `error` raised. Only `ok` has a time",
+            "`ok`; `inaccurate` missed the budget; `unsupported` cannot do the row; "
+            + "`fell-back` was asked for emulation and ran the native kernels; " * (not run.dense)
+            + "`error` raised. Only `ok` has a time",
         ),
         *_flags(run),
     ]
+
+
+def _what(run: Run) -> tuple[str, str]:
+    """The shapes of a router run, or the layers of a dense one."""
+    if run.dense:
+        return ("layers", dense_words.layers(run))
+    return ("shapes", f"T tokens, H features in, N experts out, FP32: {_shapes(run)}")
+
+
+def _op(run: Run, op: str) -> str:
+    return (dense_words.OPS if run.dense else _OPS).get(op, f"`{op}`")
+
+
+def _arm(run: Run, arm: str) -> str:
+    own = dense_words.ARMS.get(arm) if run.dense else None
+    return own or _ARMS.get(arm) or _other_arm(run, arm)
+
+
+def _gate(run: Run) -> str:
+    if run.dense:
+        return dense_words.gate(run)
+    return (
+        f"the budget is {fmt.budget(run.manifest.budget)} for every GEMM of an op, and fwd must choose the "
+        "same top-8 experts for each token (experts whose FP64 logits are closer than the budget are a tie: "
+        "counted, not failed)"
+    )
 
 
 def _has_host_times(run: Run) -> bool:

@@ -165,7 +165,7 @@ def accuracy(run: Run) -> Iterable[str]:
             missed.append(f"`{arm}` missed it on {_names(bad)}.")
         if run.is_cake(arm):
             worst.append(f"`{arm}` {fmt.error(max(c.rel_fro or 0.0 for _, c in cells))}")
-    first = f"the accuracy budget of {fmt.budget(budget)}"
+    first = "the accuracy budget" + f" of {fmt.budget(budget)}" * (not run.dense)
     for (good, checked), arms in sorted(met_on.items(), reverse=True):
         share = f"{fmt.of(good, checked)} {'row' if checked == 1 else 'rows'}"
         if checked < len(run.rows):

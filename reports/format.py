@@ -38,6 +38,13 @@ def spread(values: Iterable[float]) -> str:
     return _ends([ratio(v) for v in sorted(values)])
 
 
+def digits(value: float) -> str:
+    """A rate with 3 digits or all before the point, as ``812`` or ``0.00421``."""
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:.0f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
 def interval(lo: float, hi: float) -> str:
     """A confidence interval of a ratio, ``[lo, hi]``."""
     return f"[{ratio(lo)}, {ratio(hi)}]"

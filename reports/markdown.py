@@ -8,7 +8,7 @@ from functools import partial
 
 from reports import definitions, tables, versions
 from reports import format as fmt
-from reports.findings import Finding, findings, no_host_times
+from reports.findings import findings, no_host_times
 from reports.rows import DET, FP16X2, NEW, SOTA, Row, Run
 from reports.tally import Tally, control, tally
 
@@ -30,20 +30,30 @@ def documents(
     run: Run, plots: Sequence[Plot], plot_notes: Sequence[str] = (), limit: int = LIMIT
 ) -> Mapping[str, str]:
     """File name -> text. One file, or two where it would pass ``limit`` characters: the full tables move."""
-    full = _full_tables(run)
-    before = joined(_top(run), _plots(plots, plot_notes))
-    after = joined(_definitions(run), _setup(run))
-    whole = joined(before, joined("## Full tables", *full), after)
+    before = joined(_top(run), plot_section(plots, plot_notes))
+    return fitted(title(run), before, full_tables(run), ending(run), limit)
+
+
+def fitted(
+    name: str, before: str, full: Sequence[str], after: str, limit: int, first: int = 0
+) -> Mapping[str, str]:
+    """The report in one file, or in two where it would pass ``limit``: the full tables move, but for those
+    of the ``first`` ones that still fit.
+    """
+    whole = joined(before, "## Full tables", *full, after)
     if len(whole) <= limit:
         return {REPORT: whole}
-    moved = (
-        f"The full tables are in [{TABLES}]({TABLES}): with them this report would have {len(whole):,} "
-        f"characters, and GitHub takes {limit:,} in a comment."
-    )
-    return {
-        REPORT: joined(before, "## Full tables", moved, after),
-        TABLES: joined(f"# Full tables: {title(run)}", f"The report is [{REPORT}]({REPORT}).", *full),
-    }
+    for kept in range(first, -1, -1):
+        what = "The other full tables" if kept else "The full tables"
+        moved = (
+            f"{what} are in [{TABLES}]({TABLES}): with them this report would have {len(whole):,} "
+            f"characters, and GitHub takes {limit:,} in a comment."
+        )
+        report = joined(before, "## Full tables", *full[:kept], moved, after)
+        if len(report) <= limit:
+            break
+    rest = joined(f"# Full tables: {name}", f"The report is [{REPORT}]({REPORT}).", *full[kept:])
+    return {REPORT: report, TABLES: rest}
 
 
 def headline(run: Run, over: str = NEW) -> str:
@@ -53,7 +63,7 @@ def headline(run: Run, over: str = NEW) -> str:
     lead = f"{warm}`{over}` against the best library call: "
     text = f"{lead}faster in {len(t.faster)} of {fmt.counted(len(t.rows), 'row')}, same in {len(t.same)}, "
     text += f"slower in {len(t.slower)}, " + f"unclear in {len(t.unclear)}, " * bool(t.unclear)
-    text += f"not measured in {len(t.unmeasured)}; {_mean(t)}{_by_mode(run, over)}"
+    text += f"not measured in {len(t.unmeasured)}; {mean_words(t)}{_by_mode(run, over)}"
     noise = control(run.rows)
     if over == NEW:
         text += f"; control {fmt.spread(noise)}" if noise else "; no control ratio"
@@ -158,12 +168,14 @@ def title(run: Run) -> str:
     """What was measured on what, in a few words."""
     m = run.manifest
     how = ", order-balanced passes" * (m.form == "passes") + ", warm L2" * (m.l2_state == "warm")
+    how += ", single launches after idle" * bool(m.pause_ms)
     how += f", merged from {len(m.merged)} runs" * bool(m.merged)
     return f"{m.suite} suite, preset {m.preset}{how}, on {', '.join(run.gpus)} ({m.device.arch})"
 
 
-def _top(run: Run) -> str:
-    parts = [f"# {title(run)}", f"**{headline(run)}**"]
+def before_summary(run: Run, headlines: Sequence[str]) -> list[str]:
+    """Title, headlines, the previous version's with the rows on which cake got slower, and doubts."""
+    parts = [f"# {title(run)}", *headlines]
     if previous := versions.headline(run):
         parts.append(f"**{previous}**")
         if worse := versions.slower(run):
@@ -171,6 +183,28 @@ def _top(run: Run) -> str:
     said = [f"> **Note:** {text}" for text in warnings(run)]
     if said:
         parts.append("\n>\n".join(said))
+    return parts
+
+
+def losing_rows(run: Run) -> list[str]:
+    """Every slower row by name, and every row without a ratio."""
+    slower = slower_lines(run, run.judged)
+    parts = [
+        bullets(f"Slower rows, as {slower_legend(run.judged)}:", slower) if slower else "No row is slower."
+    ]
+    unmeasured = tally(run, run.rows).unmeasured
+    if unmeasured:
+        parts.append(bullets("Rows without a ratio (reasons under Findings):", named(unmeasured)))
+    return parts
+
+
+def finding_section(run: Run) -> str:
+    """The findings below their heading."""
+    return joined("## Findings", *(bullets(f"**{f.title}**", f.sentences) for f in findings(run)))
+
+
+def _top(run: Run) -> str:
+    parts = before_summary(run, [f"**{headline(run)}**"])
     if DET in run.judged:
         parts.append(
             f"{headline(run, DET)} `{DET}` is what a call does by default; `{NEW}` is deterministic=False."
@@ -179,24 +213,18 @@ def _top(run: Run) -> str:
         parts.append(
             f"{headline(run, FP16X2)} `{FP16X2}` is `{NEW}` with emulation='fp16x2': half the products."
         )
-    slower = slower_lines(run, run.judged)
-    parts.append(
-        bullets(f"Slower rows, as {slower_legend(run.judged)}:", slower) if slower else "No row is slower."
-    )
-    unmeasured = tally(run, run.rows).unmeasured
-    if unmeasured:
-        parts.append(bullets("Rows without a ratio (reasons under Findings):", named(unmeasured)))
     parts += [
+        *losing_rows(run),
         "## Summary",
         "Ranges over shapes; above 1.000 cake is faster. `SOTA` is the fastest library call of each row.",
         table(tables.summary(run)),
-        "## Findings",
-        *(_finding(f) for f in findings(run)),
+        finding_section(run),
     ]
     return joined(*parts)
 
 
-def _mean(t: Tally) -> str:
+def mean_words(t: Tally) -> str:
+    """The geomean of a tally with its interval, or that there is none."""
     if t.mean is None:
         return "no geomean, since no row has a ratio"
     bounds = "" if t.mean.lo is None or t.mean.hi is None else f" {fmt.interval(t.mean.lo, t.mean.hi)}"
@@ -212,18 +240,16 @@ def _by_mode(run: Run, over: str) -> str:
     return f" ({', '.join(known)})" if len(known) > 1 else ""
 
 
-def _finding(f: Finding) -> str:
-    return bullets(f"**{f.title}**", f.sentences)
-
-
-def _plots(plots: Sequence[Plot], notes: Sequence[str]) -> str:
+def plot_section(plots: Sequence[Plot], notes: Sequence[str]) -> str:
+    """The pictures, each with its caption, and what is to be said beside them."""
     shown = [f"![{p.caption}]({p.path})\n\n{p.caption}" for p in plots]
     return joined("## Plots", *shown, *notes)
 
 
-def _full_tables(run: Run) -> list[str]:
+def full_tables(run: Run) -> list[str]:
+    """The tables of every row and call, each of which opens on a click."""
     parts = []
-    if run.manifest.form == "passes":
+    if run.manifest.form == "passes" and not run.dense:
         t = tables.passes(run)
         parts.append(details(f"Order-balanced passes: all {fmt.counted(len(t.lines), 'row')}", table(t)))
     for mode in run.modes:
@@ -236,13 +262,10 @@ def _full_tables(run: Run) -> list[str]:
     return parts
 
 
-def _definitions(run: Run) -> str:
+def ending(run: Run) -> str:
+    """Definitions and set-up."""
     body = bullets("", [f"**{word}**: {meaning}." for word, meaning in definitions.definitions(run)])
-    return joined("## Definitions", body)
-
-
-def _setup(run: Run) -> str:
-    return joined("## Set-up", table(definitions.setup(run))) + "\n"
+    return joined("## Definitions", body, "## Set-up", table(definitions.setup(run))) + "\n"
 
 
 def details(title: str, body: str) -> str:

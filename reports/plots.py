@@ -49,12 +49,12 @@ def draw(run: Run, folder: Path) -> tuple[list[Plot], list[str]]:
     with matplotlib.rc_context(STYLE):
         if any(r.ratio(SOTA) is not None for r in run.rows):
             band = ", 1.000 is the line, the grey band the control range" if run.manifest.arms else ""
-            _save(_ratio_figure(run), folder / "plots/ratio.png")
+            save(_ratio_figure(run), folder / "plots/ratio.png")
             drawn.append(Plot("plots/ratio.png", f"SOTA / cake per row with its interval{band}."))
         else:
             notes.append("No plot of SOTA / cake: no row has the ratio.")
         if any(r.us(NEW) is not None or r.us(SOTA) is not None for r in run.rows):
-            _save(_times_figure(run, floors), folder / "plots/times.png")
+            save(_times_figure(run, floors), folder / "plots/times.png")
             against = " against the read and tensor floors" if floors else ""
             drawn.append(Plot("plots/times.png", f"Time per op{against}."))
         else:
@@ -335,7 +335,7 @@ def _width(row: Row) -> str:
     return " x ".join(str(v) for v in [row.H, row.N if row.show_n else None] if v is not None)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a PNG of 256 colours, a third of the size of a full one; it holds no date and no version."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg

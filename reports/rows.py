@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.model import Cell, Cells, Manifest, RowFacts
 from bench.statistics import Array, Sampling
@@ -20,6 +22,8 @@ JUDGED = (NEW, DET, FP16X2)
 SEQUENCE = "sequence"
 #: Stands where a figure has no meaning; a note says why.
 NOT_APPLICABLE = "n/a"
+#: A dense row's output where it is of another dtype than the suite's.
+F32 = "f32"
 #: Reasons are cut here: a compiler's log in a table's note would bury the table.
 LONGEST_REASON = 400
 
@@ -38,15 +42,24 @@ class Row:
     cells: Mapping[tuple[str, str], Cell] = field(default_factory=dict)
     missing: str = ""
     show_n: bool = False
+    layer: str | None = None
+    K: int | None = None
+    out: str | None = None
+    heads: int = 1
 
     @property
     def key(self) -> str:
         """The row's key, as its files are named."""
+        if self.layer is not None:
+            wide = f"-{F32}" * (self.out == F32)
+            return f"{self.suite}-{self.op}-{self.mode}-{self.layer}-T{self.T}{wide}"
         return f"{self.suite}-{self.op}-{self.mode}-T{self.T}-H{self.H}-N{self.N}"
 
     @property
     def shape(self) -> str:
-        """The shape in words, with N only where the run has more than one."""
+        """The shape in words, with N only where the run has more than one; a dense row's layer and T."""
+        if self.layer is not None:
+            return f"{self.layer} T={self.T}" + f" {F32}" * (self.out == F32)
         return " ".join(
             [f"T={self.T}"] + [f"H={self.H}"] * (self.H is not None) + [f"N={self.N}"] * self.show_n
         )
@@ -60,6 +73,18 @@ class Row:
     def order(self) -> tuple[int, int, int]:
         """Sort key of the shape: numbers, not their text."""
         return (self.T, self.H or 0, self.N)
+
+    @property
+    def product(self) -> str:
+        """A dense row's layer as ``o_proj (16384->6144)``, heads first where there are several."""
+        if self.K is None:
+            return self.layer or ""
+        heads = f"{self.heads} x " * (self.heads > 1)
+        return f"{self.layer} ({heads}{self.K}->{self.N})"
+
+    def tflops(self, us: float) -> float | None:
+        """TFLOP/s of a dense row's one GEMM in ``us`` microseconds."""
+        return None if self.K is None else 2 * self.T * self.K * self.N * self.heads / us / 1e6
 
     def cell(self, arm: str, over: str = NEW) -> Cell | None:
         """The cell of an arm over another."""
@@ -146,6 +171,21 @@ class Run:
         return sorted({row.T for row in self.rows})
 
     @cached_property
+    def dense(self) -> bool:
+        """Whether the rows are of layers, as the dense suite's are."""
+        return any(row.layer is not None for row in self.rows)
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """Layers, in the order of the run."""
+        return _unique(row.layer for row in self.rows if row.layer is not None)
+
+    @cached_property
+    def outs(self) -> list[str]:
+        """Dtypes of dense rows' outputs, as they come."""
+        return _unique(row.out for row in self.rows if row.out is not None)
+
+    @cached_property
     def arms(self) -> list[str]:
         """Arms in print order: cake's, then the others as the manifest lists them."""
         return [a for a in self.manifest.arms if self.is_cake(a)] + [
@@ -183,8 +223,10 @@ class Run:
         mode: str | None = None,
         op: str | None = None,
         tokens: int | None = None,
+        layer: str | None = None,
+        out: str | None = None,
     ) -> list[Row]:
-        """The rows of a GPU, mode, op and T; ``None`` takes all."""
+        """The rows of a GPU, mode, op, T, layer and output dtype; ``None`` takes all."""
         return [
             r
             for r in self.rows
@@ -192,6 +234,8 @@ class Run:
             and mode in (None, r.mode)
             and op in (None, r.op)
             and tokens in (None, r.T)
+            and layer in (None, r.layer)
+            and out in (None, r.out)
         ]
 
 
@@ -202,15 +246,34 @@ def load(run_dir: Path) -> Run:
     return group(manifest, run.cells(), finished_rows(run, manifest.rows))
 
 
+class _Id(NamedTuple):
+    """What a row's key says: its suite, op and mode, and H and N of a router row or layer and out of a dense
+    one.
+    """
+
+    suite: str
+    op: str
+    mode: str
+    T: int
+    H: int | None
+    N: int | None
+    layer: str | None = None
+    out: str | None = None
+
+
 def group(manifest: Manifest, cells: Cells, finished: Sequence[tuple[RowFacts, Mapping[str, Array]]]) -> Run:
-    """A run's rows: GPU, mode and op in the order of the run, shapes by number; those without cells too."""
+    """A run's rows: GPU, mode and op in the order of the run, shapes by number, layers in the order of the
+    run; those without cells too.
+    """
     keys = {key: _parse(key) for key in (*manifest.rows, *cells.missing)}
-    many_n = len({c.N for c in cells.cells} | {parts[5] for parts in keys.values()}) > 1
-    found: dict[tuple[str, str, str, str, int, int | None, int], dict[tuple[str, str], Cell]] = {}
+    many_n = len({c.N for c in cells.cells} | {parts.N for parts in keys.values()}) > 1
+    found: dict[tuple[str, _Id], dict[tuple[str, str], Cell]] = {}
     for c in cells.cells:
-        row_id = (c.gpu, c.suite, c.op, c.mode, c.T, c.H, c.N)
-        found.setdefault(row_id, {})[c.arm, c.over] = c
-    rows = [Row(*row_id, cells=by_arm, show_n=many_n) for row_id, by_arm in found.items()]
+        row_id = _Id(c.suite, c.op, c.mode, c.T, c.H, None if c.layer else c.N, c.layer, c.out)
+        found.setdefault((c.gpu, row_id), {})[c.arm, c.over] = c
+    sizes: dict[str | None, tuple[int | None, int, int]]
+    sizes = {c.layer: (c.K, c.N, c.heads) for c in cells.cells if c.layer is not None}
+    rows = [_row(gpu, row_id, sizes, many_n, by_arm) for (gpu, row_id), by_arm in found.items()]
     seen = {row.key for row in rows}
     why = (
         "the run ended before this row was measured"
@@ -219,27 +282,61 @@ def group(manifest: Manifest, cells: Cells, finished: Sequence[tuple[RowFacts, M
     )
     for key, parts in keys.items():
         if key not in seen:
-            rows.append(Row(manifest.device.name, *parts, missing=why, show_n=many_n))
+            rows.append(_row(manifest.device.name, parts, sizes, many_n, {}, why))
     sequence = list(keys.values())
-    ops, modes = _unique(p[1] for p in sequence), _unique(p[2] for p in sequence)
+    ops, modes = _unique(p.op for p in sequence), _unique(p.mode for p in sequence)
+    layers = _unique(p.layer for p in sequence if p.layer is not None)
     gpus = _unique(row.gpu for row in rows)
-    rows.sort(key=lambda r: (gpus.index(r.gpu), _place(modes, r.mode), _place(ops, r.op), r.order))
+    rows.sort(
+        key=lambda r: (
+            gpus.index(r.gpu),
+            _place(modes, r.mode),
+            r.out == F32,
+            _place(layers, r.layer or ""),
+            _place(ops, r.op),
+            r.order,
+        )
+    )
     return Run(manifest, tuple(rows), {f.key: f for f, _ in finished}, {f.key: s for f, s in finished})
 
 
-def _parse(key: str) -> tuple[str, str, str, int, int | None, int]:
-    """``suite-op-mode-T64-H4096-N256`` -> its parts."""
-    try:
-        suite, op, mode, t, h, n = key.split("-")
-        return suite, op, mode, int(t.removeprefix("T")), int(h.removeprefix("H")), int(n.removeprefix("N"))
-    except ValueError:
-        raise ValueError(f"row key {key!r}: needs suite-op-mode-T<n>-H<n>-N<n>") from None
+def _row(
+    gpu: str,
+    parts: _Id,
+    sizes: Mapping[str | None, tuple[int | None, int, int]],
+    show_n: bool,
+    cells: Mapping[tuple[str, str], Cell],
+    missing: str = "",
+) -> Row:
+    """A row of what its key or its cells say; ``sizes`` are K, N and heads of the layers that have cells."""
+    suite, op, mode, t, h, n, layer, out = parts
+    if layer is None:
+        return Row(gpu, suite, op, mode, t, h, n or 0, cells, missing, show_n)
+    k, n, heads = sizes.get(layer, (None, 0, 1))
+    return Row(gpu, suite, op, mode, t, None, n, cells, missing, False, layer, k, out, heads)
+
+
+def _parse(key: str) -> _Id:
+    """``suite-op-mode-T64-H4096-N256`` or ``suite-op-mode-layer-T64[-f32]`` -> its parts."""
+    router = re.fullmatch(r"([^-]+)-([^-]+)-([^-]+)-T(\d+)-H(\d+)-N(\d+)", key)
+    if router:
+        suite, op, mode, t, h, n = router.groups()
+        return _Id(suite, op, mode, int(t), int(h), int(n))
+    dense = re.fullmatch(r"([^-]+)-([^-]+)-([^-]+)-(.+)-T(\d+)(-f32)?", key)
+    if dense is None:
+        raise ValueError(
+            f"row key {key!r}: needs suite-op-mode-T<n>-H<n>-N<n> or suite-op-mode-layer-T<n>[-f32]"
+        )
+    suite, op, mode, layer, t, wide = dense.groups()
+    return _Id(suite, op, mode, int(t), None, None, layer, F32 if wide else "bf16")
 
 
 def name_of(key: str) -> str:
     """A row's key in words: op, mode and the whole shape."""
-    _, op, mode, t, h, n = _parse(key)
-    return f"{op} {mode} T={t} H={h} N={n}"
+    r = _parse(key)
+    if r.layer is not None:
+        return f"{r.op} {r.mode} {r.layer} T={r.T}" + f" {F32}" * (r.out == F32)
+    return f"{r.op} {r.mode} T={r.T} H={r.H} N={r.N}"
 
 
 def _unique(items: Iterable[str]) -> list[str]:

@@ -97,7 +97,7 @@ def summary(run: Run, with_gpu: bool = True) -> Table:
 def full(run: Run, mode: str) -> Table:
     """Every row of a mode: us of every arm, SOTA, its ratio, interval and verdict; losing rows first."""
     notes = Notes()
-    rows = sorted(run.select(mode=mode), key=_losing_first)
+    rows = sorted(run.select(mode=mode), key=losing_first)
     timed = [a for a in run.arms if any(r.us(a) is not None for r in rows)]
     overs = [a for a in JUDGED if any((SOTA, a) in r.cells for r in rows)] or [NEW]
     unit = fmt.unit_for(us for r in rows for a in timed if (us := r.us(a)) is not None)
@@ -107,7 +107,7 @@ def full(run: Run, mode: str) -> Table:
     show = _shape_columns(rows)
 
     columns = [Column("GPU", False)] * (len(run.gpus) > 1) + [Column("op", False)]
-    columns += [Column(title) for title, _ in show] + [Column(f"{a}, {unit.name}") for a in timed]
+    columns += [_shape_column(title) for title, _ in show] + [Column(f"{a}, {unit.name}") for a in timed]
     columns += [Column("SOTA", False)]
     for over in overs:
         of = "" if over == NEW else f" ({over})"
@@ -122,10 +122,10 @@ def full(run: Run, mode: str) -> Table:
     lines = []
     for row, places in zip(rows, decimals, strict=True):
         line = [row.gpu] * (len(run.gpus) > 1) + [row.op] + [get(row) for _, get in show]
-        line += [_time(row, a, places, unit, notes) for a in timed]
+        line += [time(row, a, places, unit, notes) for a in timed]
         line.append(row.sota_arm or notes.mark(*row.why_not(SOTA)))
         for over in overs:
-            line += _judged(row, over, notes)
+            line += judged(row, over, notes)
         if versions:
             line += _versions(row, again, notes)
         if CONTROL in run.arms:
@@ -155,7 +155,7 @@ def passes(run: Run) -> Table:
     unit = fmt.unit_for(us for r in rows for a in (arm, NEW) if (us := r.us(a)) is not None)
     show = _shape_columns(rows)
     columns = [Column("GPU", False)] * (len(run.gpus) > 1) + [Column("mode", False), Column("op", False)]
-    columns += [Column(title) for title, _ in show] + [Column("SOTA", False)] * (arm == SOTA)
+    columns += [_shape_column(title) for title, _ in show] + [Column("SOTA", False)] * (arm == SOTA)
     columns += [Column(f"{word}, {unit.name}"), Column(f"new, {unit.name}"), Column("speedup")]
     columns += [Column("interval"), Column("slower passes"), Column("verdict", False)]
     lines = []
@@ -165,14 +165,15 @@ def passes(run: Run) -> Table:
         line = [row.gpu] * (len(run.gpus) > 1) + [row.mode, row.op] + [get(row) for _, get in show]
         if arm == SOTA:
             line.append(row.sota_arm or notes.mark(*row.why_not(SOTA)))
-        line += [_time(row, a, places, unit, notes) for a in (arm, NEW)]
-        ratio, bounds, verdict = _judged(row, NEW, notes, arm)
-        line += [ratio, bounds, _slower_passes(run, row, arm, notes), verdict]
+        line += [time(row, a, places, unit, notes) for a in (arm, NEW)]
+        ratio, bounds, verdict = judged(row, NEW, notes, arm)
+        line += [ratio, bounds, slower_passes(run, row, arm, notes), verdict]
         lines.append(tuple(line))
     return Table(tuple(columns), tuple(lines), notes.lines())
 
 
-def _slower_passes(run: Run, row: Row, arm: str, notes: Notes) -> str:
+def slower_passes(run: Run, row: Row, arm: str, notes: Notes) -> str:
+    """In how many of a row's passes cake is slower than an arm, as ``3 of 16``."""
     cell = row.cell(arm)
     if cell is None or cell.slower_passes is None:
         return notes.mark(*row.why_not(arm))
@@ -257,7 +258,7 @@ def accuracy(run: Run) -> Table:
     """
     notes = Notes()
     columns = [Column("call", False), Column("met the budget")] + [Column(f"error, {op}") for op in run.ops]
-    columns += [Column("top-8 sets equal"), Column("same bits after timing")]
+    columns += [Column("top-8 sets equal")] * (not run.dense) + [Column("same bits after timing")]
     lines = []
     for arm in run.calls:
         checked = [c for r in run.rows if (c := _checked(r, arm))]
@@ -275,7 +276,8 @@ def accuracy(run: Run) -> Table:
             )
         top8 = [c.top8_equal for c in checked if c.top8_equal is not None]
         none = "no op with fwd has a result of this call"
-        line.append(fmt.of(sum(top8), len(top8)) if top8 else notes.mark(NOT_APPLICABLE, none))
+        if not run.dense:
+            line.append(fmt.of(sum(top8), len(top8)) if top8 else notes.mark(NOT_APPLICABLE, none))
         bits = [c.bits_equal for r in run.rows if (c := r.cell(arm)) and c.bits_equal is not None]
         none = (
             "bits are kept of cake's arms alone" if not run.is_cake(arm) else "no row has bits of this call"
@@ -294,11 +296,16 @@ def _checked(row: Row, arm: str) -> Cell | None:
 
 
 def met(cell: Cell, budget: float) -> bool:
-    """Whether a cell's outputs met the accuracy budget and, where there are logits, kept the top 8."""
+    """Whether a cell's outputs met the accuracy budget and, where there are logits, kept the top 8.
+
+    A dense row's gate, which depends on its output's dtype, has spoken in the cell's status.
+    """
+    if cell.layer is not None:
+        return cell.rel_fro is not None and cell.status != "inaccurate"
     return cell.rel_fro is not None and cell.rel_fro <= budget and cell.top8_equal is not False
 
 
-def _losing_first(row: Row) -> tuple[int, float]:
+def losing_first(row: Row) -> tuple[int, float]:
     """Rows slower than the previous version, then than SOTA, by ascending ratio; then rows without a
     verdict, then the others as they come.
     """
@@ -314,11 +321,20 @@ def _losing_first(row: Row) -> tuple[int, float]:
 
 def _shape_columns(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], str]]]:
     show: list[tuple[str, Callable[[Row], str]]] = [("T", lambda r: str(r.T))]
+    if any(r.layer is not None for r in rows):
+        outs: list[tuple[str, Callable[[Row], str]]] = [("out", lambda r: r.out or NOT_APPLICABLE)]
+        return (
+            [("layer", lambda r: r.layer or NOT_APPLICABLE)] + outs * (len({r.out for r in rows}) > 1) + show
+        )
     if any(r.H is not None for r in rows):
         show.append(("H", lambda r: NOT_APPLICABLE if r.H is None else str(r.H)))
     if any(r.show_n for r in rows):
         show.append(("N", lambda r: str(r.N)))
     return show
+
+
+def _shape_column(title: str) -> Column:
+    return Column(title, title not in ("layer", "out"))
 
 
 def _printed_pairs(row: Row, timed: Sequence[str], overs: Sequence[str]) -> list[tuple[float, float]]:
@@ -328,7 +344,8 @@ def _printed_pairs(row: Row, timed: Sequence[str], overs: Sequence[str]) -> list
     return [(a, b) for a, b in times if a and b]
 
 
-def _time(row: Row, arm: str, decimals: int, unit: fmt.Unit, notes: Notes) -> str:
+def time(row: Row, arm: str, decimals: int, unit: fmt.Unit, notes: Notes) -> str:
+    """An arm's time on a row, or why it has none."""
     us = row.us(arm)
     return notes.mark(*row.why_not(arm)) if us is None else fmt.time(us, decimals, unit)
 
@@ -338,7 +355,7 @@ def _ratio(row: Row, arm: str, over: str, notes: Notes) -> str:
     return notes.mark(*row.why_not(arm, over)) if value is None else fmt.ratio(value)
 
 
-def _judged(row: Row, over: str, notes: Notes, arm: str = SOTA) -> list[str]:
+def judged(row: Row, over: str, notes: Notes, arm: str = SOTA) -> list[str]:
     """Ratio, interval and verdict of SOTA (or another arm) over an arm."""
     cell = row.cells.get((arm, over))
     if cell is None or cell.status != "ok" or cell.ratio is None:
@@ -351,7 +368,7 @@ def _judged(row: Row, over: str, notes: Notes, arm: str = SOTA) -> list[str]:
 
 def _versions(row: Row, again: bool, notes: Notes) -> list[str]:
     """Ratio, interval and verdict of the previous version, its repeat where rows have one, what changed."""
-    line = _judged(row, NEW, notes, PREVIOUS)
+    line = judged(row, NEW, notes, PREVIOUS)
     cell = row.cell(PREVIOUS)
     if again:
         repeat = cell.again if cell else None

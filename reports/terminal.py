@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reports import compare, compare_tables, markdown, tables, versions
+from reports import compare, compare_tables, dense, dense_tables, markdown, tables, versions
 from reports.findings import without_time
 from reports.matching import Comparison
 from reports.rows import Run, load
@@ -20,6 +21,8 @@ from reports.tally import tally
 
 #: Range columns side by side: five of 11 characters and the names fit into 80 columns.
 RANGES_A_TABLE = 5
+#: A dense run's geomeans by T side by side: single figures beside two names.
+MEANS_A_TABLE = 7
 #: Columns of a comparison side by side: they are as wide, but have fewer names before them.
 COMPARED_A_TABLE = 5
 #: Where a column's title may be broken: not within `run 2 / run 1`.
@@ -46,16 +49,25 @@ def print_summary(run_dir: Path, console: Console) -> None:
     run = load(run_dir)
     console.print(f"[{STYLES['head']}]{_plain(markdown.title(run))}[/]")
     overs = run.judged
-    for over in overs:
-        console.print(_plain(markdown.headline(run, over)), highlight=False)
+    headline = dense.headline if run.dense else markdown.headline
+    for line in [headline(run, over) for over in overs] + (dense.beside(run) if run.dense else []):
+        console.print(_plain(line), highlight=False)
     if previous := versions.headline(run):
         console.print(_plain(previous), highlight=False)
     for text in markdown.warnings(run):
         console.print(f"[{STYLES['warning']}]note:[/] {_plain(text)}", highlight=False)
-    summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
-    tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
-    others = sum(column.number for column in summary.columns) - len(tokens)
-    _print_table(summary, console, tokens, RANGES_A_TABLE - others)
+    if run.dense:
+        means = dense_tables.geomeans(run, "T")
+        tokens = [i for i, column in enumerate(means.columns) if column.title.startswith("T=")]
+        _print_table(replace(_without(means, tokens), notes=()), console, [], 1)
+        numbers = [i for i, column in enumerate(means.columns) if column.number]
+        by_t = _without(means, [i for i in numbers if i not in tokens])
+        _print_table(by_t, console, range(2, len(by_t.columns)), MEANS_A_TABLE)
+    else:
+        summary = tables.summary(run, with_gpu=len(run.gpus) > 1)
+        tokens = [i for i, column in enumerate(summary.columns) if column.title.startswith("SOTA/")]
+        others = sum(column.number for column in summary.columns) - len(tokens)
+        _print_table(summary, console, tokens, RANGES_A_TABLE - others)
     for text in versions.slower(run):
         console.print(f"[{STYLES['slower']}]slower than before[/] {_plain(text)}", highlight=False)
     slower = markdown.slower_lines(run, overs)
@@ -88,6 +100,13 @@ def _print_table(table: tables.Table, console: Console, wide: Sequence[int], mos
         console.print(shown)
     for note in table.notes:
         console.print(_plain(note), highlight=False)
+
+
+def _without(table: tables.Table, leave: Sequence[int]) -> tables.Table:
+    """A table without some of its columns."""
+    keep = [i for i in range(len(table.columns)) if i not in leave]
+    lines = tuple(tuple(line[i] for i in keep) for line in table.lines)
+    return tables.Table(tuple(table.columns[i] for i in keep), lines, table.notes)
 
 
 def _print_files(run: Run, run_dir: Path, console: Console) -> None:
