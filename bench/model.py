@@ -239,7 +239,7 @@ class Manifest(_Model):
     again for a slow host once ``row_seconds`` are over (``None``: no limit). ``instances``: how many times
     each arm was prepared and captured in graph mode, 0: anew for every group; ``reloads``: whether cake's
     programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was recorded.
-    ``pause_ms``: for how long the device idled before each timed step, 0: no longer than the L2's flush takes.
+    ``pause_ms``: for how long the device idled before each timed step, 0: as long as the L2's flush.
     ``merged`` describes the runs that a merged one is made of, one line each. ``cake_digest`` is the SHA-256
     of the files of the cake package that ran.
     """

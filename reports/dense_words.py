@@ -21,14 +21,14 @@ ARMS = {
 }
 #: A row's accuracy gate by its output's dtype.
 GATES = {
-    "bf16": "at most 4e-3 of BF16 outputs, no element of which may be off by more than 1e-2 + 1e-2 of its size",
+    "bf16": "at most 4e-3 of BF16 outputs, no element of which is off by more than 1e-2 + 1e-2 of its size",
     "f32": "at most 5e-5 of FP32 outputs",
 }
 DTYPES = {"bf16": "BF16", "f32": "FP32"}
 #: What else there is to know of the best library call.
 COPIES = (
-    "A library gets the same views as cake; where it cannot take one, the copy is inside its time and its call "
-    "says so"
+    "A library gets the same views as cake; where it cannot take one, the copy is inside its time and its "
+    "call says so"
 )
 #: What the TFLOP/s of a row count, and what they are a share of.
 SPEED = (

@@ -10,6 +10,7 @@ import torch
 from .. import cpu, operand
 from ..operand import OPERANDS, AnyKind
 from ..plan.dense import ProjectionPlan, plan_projection, projection_problem
+from . import sm90_projection
 from .entry import Planned, product
 from .router import REDUCTIONS, Addresses, Bound, ParameterBlock, Workspace, inverse
 
@@ -89,8 +90,14 @@ def _sm80_block(bound: BoundProjection) -> ParameterBlock:
     return ParameterBlock((_Plain(params, bound.plan.swapped),), params, launcher)
 
 
+def _sm90_block(bound: BoundProjection) -> ParameterBlock:
+    block = sm90_projection.parameters(bound.plan)
+    maps = sm90_projection.Maps(bound.plan, bound.program, block)
+    return ParameterBlock((maps,), block, bound.launcher(bound.plan.grid, block))
+
+
 #: Family -> what makes the parameter block of a bound projection.
-BLOCKS: dict[str, Callable[[BoundProjection], ParameterBlock]] = {"sm80": _sm80_block}
+BLOCKS: dict[str, Callable[[BoundProjection], ParameterBlock]] = {"sm80": _sm80_block, "sm90": _sm90_block}
 
 
 class BoundProjection(Bound):

@@ -272,7 +272,7 @@ class Bound:
         counters: int = 0,
         workspace: Workspace | None = None,
     ) -> None:
-        self._program, self._kernel = _kernel(key, device.index)
+        self.program, self._kernel = _kernel(key, device.index)
         self.device, self.index, self.workspace = device, device.index, workspace
         # The driver grants no PDL to a cooperative launch.
         pdl = pdl and not cooperative and torch.cuda.get_device_capability(device) >= (9, 0)
@@ -292,8 +292,8 @@ class Bound:
             self._kernel,
             self.index,
             grid,
-            self._program.threads,
-            self._program.smem_bytes,
+            self.program.threads,
+            self.program.smem_bytes,
             params,
             pdl=self._pdl,
             cooperative=self._cooperative,
@@ -359,7 +359,7 @@ class BoundPlan(Bound):
         )
 
     def _block(self) -> ParameterBlock:
-        boxes = self._program.boxes
+        boxes = self.program.boxes
         mapped = aligned(MappedParams)
         mapped.params = parameters(self.plan)
         params = mapped.params
@@ -384,7 +384,7 @@ class BoundBackward(Bound):
         )
 
     def _block(self) -> ParameterBlock:
-        plan, boxes = self.plan, self._program.boxes
+        plan, boxes = self.plan, self.program.boxes
         block = aligned(BackwardParams)
         block.dgrad.params, block.wgrad.params = parameters(plan.dgrad), parameters(plan.wgrad)
         block.dgrad_ctas = plan.ctas[0]

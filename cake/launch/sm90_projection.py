@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from ..plan.dense import ProjectionPlan
-from ..program.registry import Program
+from ..program.template import Program
 from .router import Addresses, aligned
 from .tensormap import ALIGNMENT, Mapped, TensorMap
 
@@ -52,7 +52,7 @@ class Maps:
     """The maps of a block's operands and output."""
 
     def __init__(self, plan: ProjectionPlan, program: Program, block: ProjectionParams) -> None:
-        p = plan.problem
+        p, self._swapped = plan.problem, plan.swapped
         self._maps = [
             Mapped(ctypes.addressof(at), view, box, batched=True)
             for at, view, box in zip(
@@ -61,6 +61,8 @@ class Maps:
         ]
 
     def point(self, at: Addresses) -> None:
-        """Let A, B and the output be at these addresses."""
-        for mapped, address in zip(self._maps, at, strict=True):
+        """Let the call's operands and the output be at these addresses."""
+        first, second, out = at
+        where = (second, first, out) if self._swapped else at
+        for mapped, address in zip(self._maps, where, strict=True):
             mapped.bind(address)

@@ -54,7 +54,7 @@ class Mapped:
         (inner, lines), stride = matrix(self._view)
         sizes, strides, box = [inner, lines], [stride], [self._box.inner, self._box.lines]
         if self._batched:
-            # One matrix that all of a batch share is one; the stride of a single one is free, but has to be set.
+            # A matrix that all of a batch share is one; the stride of a single one is free, but set.
             apart = self._view.batch_stride * ITEMSIZE[self._view.dtype]
             sizes, box = [*sizes, self._view.batch if apart else 1], [*box, 1]
             strides = [stride, apart or stride * lines]

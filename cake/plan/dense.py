@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Literal
 
 from ..operand import AnyKind, Problem, View
-from . import dense_rules, partition
+from . import dense_rules, partition, ways
 from .dense_rules import DenseRule
 from .device import DeviceSpec
+from .forms import FORMS
 from .partition import Partition
 from .planner import COUNTERS
 from .raster import Raster
+from .ways import Way
 
 #: A shorter segment of K is not worth a partial sum's way through memory.
 MIN_SEGMENT = 512
@@ -88,6 +89,16 @@ class ProjectionPlan:
         return (self.walkers, 1, 1) if self.walkers else (self._all_tiles, self.parts, 1)
 
     @property
+    def cut(self) -> tuple[int, int]:
+        """Parts of tiles that walkers take as they are, and halves of others behind them: where ``tail``,
+        what is left for a last wave is cut if all halves are one wave.
+        """
+        units = self._all_tiles * self.parts
+        left = units % self.walkers if self.walkers else 0
+        halved = self.tail and 0 < 2 * left <= self.walkers
+        return (units - left, 2 * left) if halved else (units, 0)
+
+    @property
     def partial_floats(self) -> int:
         """FP32 workspace elements for partial sums."""
         return self._all_tiles * self.parts * math.prod(self.tile) * (self.reduction == "ordered")
@@ -110,10 +121,10 @@ class ProjectionPlan:
 
 
 def tile_of(form: str) -> tuple[int, int]:
-    """The tile that a form's name begins with: ``128x64`` and what may follow."""
-    found = re.match(r"(\d+)x(\d+)", form)
+    """The tile that a form's name has: ``128x64``, and what may stand before it."""
+    found = re.search(r"(\d+)x(\d+)$", form)
     if found is None:
-        raise ValueError(f"form {form!r}; needs to begin with rows x columns of its tile")
+        raise ValueError(f"form {form!r}; needs to end with rows x columns of its tile")
     return int(found[1]), int(found[2])
 
 
@@ -157,17 +168,38 @@ def plan_projection(
     if rule is None:
         where = (problem.kind, *tokens(problem), problem.batch, problem.out.dtype)
         rule = dense_rules.match(dense_rules.shipped(family), *where)
-    if family == "sm90":  # it has a module of its own, which builds on this one
-        forms = import_module(".forms", __package__)
-        made: ProjectionPlan = (
-            forms.by_rule(problem, rule, spec, deterministic)
-            if rule
-            else forms.choose(problem, spec, deterministic)
+    if family == "sm90":
+        size = problem.m, problem.n, problem.k, problem.batch
+        if rule is None:
+            return by_way(problem, ways.best(*size, spec.sms), spec.sms)
+        splits = ways.splits(*size) if rule.splits is None else rule.splits
+        return by_way(
+            problem, Way(rule.program, splits, rule.tail, rule.swapped, rule.raster.height), spec.sms
         )
-        return made
     if rule:
         return _sm80(problem, rule.program, rule.raster, rule.splits)
     return min((_sm80(problem, form, SM80_RASTER) for form in SM80_FORMS), key=lambda p: _estimate(p, spec))
+
+
+def by_way(problem: Problem, way: Way, sms: int) -> ProjectionPlan:
+    """The plan of a projection that is done in a way of the sm90 family by so many CTAs at most. Raises
+    ``LookupError`` where its form is none.
+    """
+    if way.form not in FORMS:
+        raise LookupError(f"form {way.form!r}; the sm90 family has {', '.join(FORMS)}")
+    part = partition.pinned(problem.k, way.splits)
+    computed = problem.swapped() if way.swapped else problem
+    plan = ProjectionPlan(
+        computed,
+        program_key(computed, "sm90", way.form),
+        part,
+        Raster(way.raster),
+        walkers=sms,
+        tail=way.tail,
+        swapped=way.swapped,
+        reduction="ordered" if part.segments > 1 else "direct",
+    )
+    return replace(plan, walkers=min(sms, sum(plan.cut)))
 
 
 def _sm80(problem: Problem, form: str, raster: Raster, splits: int | None = None) -> ProjectionPlan:

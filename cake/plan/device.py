@@ -11,7 +11,7 @@ FAMILIES: dict[str, str | int] = {"sm90": "sm_90a", "sm80": 80}
 #: The emulations of FP32 by 16-bit products -> the families that have programs for them.
 EMULATIONS: dict[str, tuple[str, ...]] = {"bf16x3": ("sm90", "sm80"), "fp16x2": ("sm90",)}
 #: The families that have programs for BF16 projections.
-PROJECTIONS = ("sm80",)
+PROJECTIONS = ("sm90", "sm80")
 
 
 def families(arch: str) -> tuple[str, ...]:

@@ -32,18 +32,18 @@ class Way:
 
 
 def ways(
-    m: int, n: int, k: int, batch: int, sms: int, *, splits: int | None = None
+    m: int, n: int, k: int, batch: int, sms: int, *, pinned: int | None = None
 ) -> Iterator[tuple[float, Way]]:
-    """Every way to do ``batch`` products [m, k] @ [k, n], with its estimated time in us; ``splits`` pins the
+    """Every way to do ``batch`` products [m, k] @ [k, n], with its estimated time in us; ``pinned`` are the
     parts of K.
     """
-    cuts = SPLITS if splits is None else (splits,)
+    cuts = SPLITS if pinned is None else (pinned,)
     stages = ceil(k / STEP)
     for swapped in (False, True):
         rows, columns = (n, m) if swapped else (m, n)
         for name, form in FORMS.items():
             for cut in cuts:
-                if splits is None and cut > 1 and k < cut * MIN_PART:
+                if pinned is None and cut > 1 and k < cut * MIN_PART:
                     break
                 parts = ceil(stages / ceil(stages / cut))
                 tiles = -(-rows // form.rows) * -(-columns // form.columns) * batch
@@ -53,13 +53,17 @@ def ways(
                     yield us, Way(name, cut, tail, swapped)
 
 
-def best(m: int, n: int, k: int, batch: int, sms: int, *, splits: int | None = None) -> Way:
+def best(m: int, n: int, k: int, batch: int, sms: int) -> Way:
     """The way of the least estimated time. Its partition depends on the shape alone, its form on the device's
     ``sms`` too.
     """
-    if splits is None:
-        splits = min(ways(m, n, k, batch, PARTITION_SMS), key=_us)[1].splits
-    return min(ways(m, n, k, batch, sms, splits=splits), key=_us)[1]
+    pinned = splits(m, n, k, batch)
+    return min(ways(m, n, k, batch, sms, pinned=pinned), key=_us)[1]
+
+
+def splits(m: int, n: int, k: int, batch: int) -> int:
+    """The parts of K of the shape."""
+    return min(ways(m, n, k, batch, PARTITION_SMS), key=_us)[1].splits
 
 
 def _us(way: tuple[float, Way]) -> float:

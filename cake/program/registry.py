@@ -14,7 +14,7 @@ from ..plan.device import EMULATIONS, FAMILIES, PROJECTIONS, families
 from ..plan.partition import CHUNK, GROUP
 from ..plan.planner import COUNTERS, ProgramKey
 from ..plan.tiles import TILES
-from . import sm80_projection
+from . import sm80_projection, sm90_projection
 from .template import Box, Program, source
 
 #: sm80: rows and columns of a tile that a warp computes. Three stages of 32 along K keep the larger tile at
@@ -45,7 +45,7 @@ ROUTER_DTYPES = (("f32", "f32"), ("bf16", "f32"), ("f32", "bf16"))
 Key = ProgramKey | BackwardKey | ProjectionKey
 
 #: The modules that have the programs of a family's projections.
-_PROJECTIONS = {"sm80": sm80_projection}
+_PROJECTIONS = {"sm80": sm80_projection, "sm90": sm90_projection}
 
 
 @cache

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from ..operand import ITEMSIZE
 from ..plan.dense import ProjectionKey
 from ..plan.forms import BLOCK, FORMS, STEP, Form
-from .registry import COUNTERS, Box, Program, source
+from ..plan.planner import COUNTERS
+from .template import Box, Program, source
 
 #: Bytes of shared memory a CTA may have, and of them for barriers.
 SMEM, BARRIERS = 227 * 1024, 1024
@@ -43,7 +46,7 @@ def stages_and_buffers(form: Form, b_unit_k: bool, out_dtype: str) -> tuple[int,
     return stages(buffers), buffers
 
 
-def sm90_projection(key: ProjectionKey) -> Program:
+def program(key: ProjectionKey) -> Program:
     """The program of a key. Raises ``LookupError`` for a form there is none of."""
     form = FORMS.get(key.form)
     if form is None:
@@ -82,3 +85,12 @@ def sm90_projection(key: ProjectionKey) -> Program:
             out,
         ),
     )
+
+
+def keys() -> list[ProjectionKey]:
+    """The keys of all programs."""
+    both = (True, False)
+    return [
+        ProjectionKey("sm90", form, a_k, b_k, out, rows)
+        for form, a_k, b_k, out, rows in product(FORMS, both, both, ITEMSIZE, both)
+    ]
