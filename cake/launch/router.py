@@ -89,7 +89,7 @@ def aligned(kind: type[Block]) -> Block:
 
 
 def inverse(divisor: int) -> int:
-    """What ``cake::divide`` of csrc/common/router.cuh divides by a positive ``divisor`` with."""
+    """What ``cake::divide`` of csrc/common/raster.cuh divides by a positive ``divisor`` with."""
     return min(2**32 // divisor, 2**32 - 1)
 
 

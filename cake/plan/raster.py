@@ -19,7 +19,7 @@ class Raster:
 
     def locate(self, tile: int, rows: int, columns: int) -> tuple[int, int]:
         """Row and column of the ``tile``-th tile of a ``rows`` x ``columns`` grid (repeated in
-        csrc/common/router.cuh).
+        csrc/common/raster.cuh).
         """
         first = tile // (self.height * columns) * self.height
         height = min(self.height, rows - first)

@@ -141,7 +141,7 @@ def test_both_gradients_have_their_own_maps_and_dw_the_workspace(api):
 
 
 def divide(x, divisor, reciprocal):
-    """``cake::divide`` of csrc/common/router.cuh."""
+    """``cake::divide`` of csrc/common/raster.cuh."""
     quotient = x * reciprocal >> 32
     return quotient + (x - quotient * divisor >= divisor)
 
@@ -153,7 +153,7 @@ def test_kernels_divide_exactly(x, divisor):
 
 @given(rows=st.integers(1, 300), columns=st.integers(1, 300), height=st.integers(1, 400), data=st.data())
 def test_kernels_find_a_tile_where_the_raster_has_it(rows, columns, height, data):
-    """``cake::locate`` of csrc/common/router.cuh, with a plan's parameters."""
+    """``cake::locate`` of csrc/common/raster.cuh, with a plan's parameters."""
     rule = {"op": "dgrad", "tile": "64x64", "hold": 1, "raster": height, "why": "a test"}
     made = by_rule(problem("dgrad", rows * 64, columns * 64, 64), "sm80", parse(rule, "sm80"))
     p = parameters(made)
