@@ -12,15 +12,18 @@ import sys
 import torch
 
 from cake import operand
+from cake.launch.projection import BoundProjection
 from cake.launch.router import BoundBackward, BoundPlan, device_spec
 from cake.operand import Problem
 from cake.plan.backward import BackwardKey, joined
+from cake.plan.dense import ProjectionKey
 from cake.plan.planner import Plan, ProgramKey, by_rule
 from cake.plan.raster import Raster
 from cake.plan.rules import Rule
-from cake.program.registry import keys_of
+from cake.program.registry import Key, keys_of
 
 from .products import error
+from .projections import by_key, case, fro
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 K = 200
@@ -42,8 +45,26 @@ def made(key: ProgramKey, a: torch.Tensor, b: torch.Tensor, splits: int) -> tupl
     return by_rule(p, key.family, rule, sms=sms, emulation=key.emulation, splits=splits), out
 
 
-def run(key: ProgramKey | BackwardKey) -> float:
+#: What a projection may be off by: FP32 outputs, and those rounded to BF16.
+PROJECTION = {"f32": 5e-5, "bf16": 4e-3}
+
+
+def run_projection(key: ProjectionKey) -> float:
+    """The largest error of its cases, in units of what is allowed."""
+    worst = 0.0
+    for splits in (1, 3):
+        plan, (a, b, out), at = by_key(key, case(key, K, "cuda:0"), device_spec(0), splits)
+        BoundProjection(plan, out.device).launch(at, torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        e = fro(out, a, b) / PROJECTION[key.out_dtype]
+        worst = e if e != e else max(worst, e)
+    return worst
+
+
+def run(key: Key) -> float:
     """The largest error of its cases."""
+    if isinstance(key, ProjectionKey):
+        return run_projection(key) * 4e-7
     stream, device = torch.cuda.current_stream().cuda_stream, torch.device("cuda:0")
     if isinstance(key, BackwardKey):
         g = matrix(key.dgrad.tile_m + 8, 136, True, "f32")

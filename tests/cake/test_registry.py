@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cake.plan.backward import BackwardKey
+from cake.plan.dense import SM80_FORMS, ProjectionKey
 from cake.plan.planner import ProgramKey
 from cake.plan.tiles import TILES
 from cake.program.registry import SM90_SMEM, Box, program, programs, sm90_pad, sm90_side
@@ -12,14 +13,14 @@ from cake.program.registry import SM90_SMEM, Box, program, programs, sm90_pad, s
 
 def test_programs_have_distinct_names_and_fit_consumer_gpus():
     found = programs("sm_86")
-    assert len({p.name for p in found}) == len(found) == 24
+    assert len({p.name for p in found}) == len(found) == 24 + 24
     assert max(p.smem_bytes for p in found) <= 99 * 1024 - 1024
 
 
 def test_hopper_has_its_own_programs_and_those_of_all():
     found = programs("sm_90a")
-    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94
-    assert {p.kernel for p in found} == {"router_sm80", "router_sm90", "backward_sm90"}
+    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94 + 24
+    assert {p.kernel for p in found} == {"router_sm80", "router_sm90", "backward_sm90", "projection_sm80"}
     own = [p for p in found if p.kernel == "router_sm90"]
     # Of the 227 KiB of a CTA, barriers take less than one, and shared memory begins at a multiple of 1 KiB.
     assert max(p.smem_bytes for p in found) <= SM90_SMEM == 226 * 1024
@@ -120,3 +121,28 @@ def test_a_family_without_the_emulation_says_which_it_has():
     for emulation in ("fp16x2", "tf32"):
         with pytest.raises(LookupError, match=f"no program router_sm80_.*_{emulation}; sm80 has bf16x3"):
             program(ProgramKey("sm80", 64, 64, True, True, "f32", "f32", emulation))
+
+
+def test_projections_have_names_that_say_what_they_are():
+    key = ProjectionKey("sm80", "128x64", True, False, "bf16", True)
+    p = program(key)
+    assert p.name == "projection_sm80_128x64_kx_bf16_r" and p.threads == 128
+    assert p.smem_bytes == 3 * 64 * 2 * (128 + 64) and "PLANTED" not in p.defines
+    planted = program(replace(key, planted=True))
+    assert planted.name == f"{p.name}_planted" and planted.defines == p.defines | {"PLANTED": 1}
+    assert {p.defines["WARPS_M"] * p.defines["WARP_M"] for p in programs("sm_86") if "proj" in p.name} == {
+        64,
+        128,
+    }
+
+
+def test_unknown_projections():
+    key = ProjectionKey("sm80", "128x64", True, True, "bf16", True)
+    with pytest.raises(LookupError, match=f"forms of sm80 are {', '.join(SM80_FORMS)}"):
+        program(replace(key, form="32x32"))
+    with pytest.raises(LookupError, match="sm80 stores rows of bf16 or f32"):
+        program(replace(key, out_unit_n=False))
+    with pytest.raises(LookupError, match="sm80 stores rows of bf16 or f32"):
+        program(replace(key, out_dtype="f16"))
+    with pytest.raises(LookupError, match="projections have the families sm80"):
+        program(replace(key, family="sm70"))
