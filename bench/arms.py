@@ -18,7 +18,8 @@ from baselines.gemm import Call, Launch, Library, Unsupported
 from bench.model import Candidate, Picks
 from bench.previous import drop_programs, program_digest
 from bench.search import fastest, searched
-from bench.suites import Row, Tensors
+from bench.suites import Row
+from bench.tensors import Tensors
 from cake.plan import UnsupportedDevice
 
 
@@ -72,8 +73,10 @@ class Arm:
         return Prepared(prepared)
 
     def does(self, row: Row) -> bool:
-        """Whether the arm exists for this row: ``sequence`` does for ops of two and more GEMMs only."""
-        return self.name != SEQUENCE or len(row.gemms) > 1
+        """Whether the arm exists for this row: ``sequence`` does for ops of two and more GEMMs only, FP32 by
+        three products for routers.
+        """
+        return {SEQUENCE: len(row.gemms) > 1, CAKE_FP16X2: row.suite == "router"}.get(self.name, True)
 
 
 SEQUENCE = "sequence"
@@ -144,8 +147,23 @@ def load_arms(path: Path, taken: Iterable[str] = ()) -> list[Arm]:
     return list(arms)
 
 
-#: The public function of each GEMM.
-_FUNCTIONS = {"fwd": "router_forward", "dgrad": "router_dgrad", "wgrad": "router_wgrad"}
+#: suite -> cake's public function that prepares an op, and those that do a GEMM, by kind (``bwd``: both
+#: gradients).
+FUNCTIONS = {
+    "router": (
+        "prepare_router",
+        {
+            "fwd": "router_forward",
+            "dgrad": "router_dgrad",
+            "wgrad": "router_wgrad",
+            "bwd": "router_backward",
+        },
+    ),
+    "dense": (
+        "prepare_projection",
+        {"fwd": "projection_forward", "dgrad": "projection_dgrad", "wgrad": "projection_wgrad"},
+    ),
+}
 
 
 def _cake_arm(
@@ -159,17 +177,18 @@ def _cake_arm(
         options["emulation"] = emulation
 
     def prepare(row: Row, t: Tensors) -> Prepared:
+        prepares, eager = FUNCTIONS[row.suite]
         if emulation is not None and t.X.device.type == "cpu":
             raise Unsupported(
                 f"cake's CPU executor is a reference for checking, and {emulation} of it would add a third "
                 "to the time of a run; cake_fp16x2 is measured on GPUs"
             )
         used: dict[str, tuple[str, ...]] = {
-            "prepare_router": ("X", "W", "G", "out", "deterministic"),
+            prepares: ("X", "W", "G", "out", "deterministic"),
             "clear_caches": (),
         }
         if row.mode == "eager":
-            used |= dict.fromkeys(_eager_functions(row.op), ("out", "deterministic"))
+            used |= dict.fromkeys(_eager_functions(eager, row.op), ("out", "deterministic"))
         always = {**options, "deterministic": True}
         if lacking := lacks(package, used):
             raise Unsupported(lacking)
@@ -194,8 +213,9 @@ def _cake_arm(
 
 def _bind_cake(package: ModuleType, row: Row, t: Tensors, options: Mapping[str, Any]) -> Prepared:
     """A version of cake bound to a row's tensors, with its plans, programs and partitions."""
-    launch = package.prepare_router(row.op, **operands(row.op, t), **options)
-    run = launch if row.mode == "graph" else _eager_cake(package, row.op, t, options)
+    prepares, eager = FUNCTIONS[row.suite]
+    launch = getattr(package, prepares)(row.op, **operands(row.op, t), **options)
+    run = launch if row.mode == "graph" else _eager_cake(package, eager, row.op, t, options)
     return described(package, row, launch, run)
 
 
@@ -204,7 +224,7 @@ def described(package: ModuleType, row: Row, launch: Any, run: Callable[[], None
     plans = tuple(getattr(launch, "plans", ()))
     texts = [str(p) for p in plans] if len(plans) == len(row.gemms) else [""] * len(row.gemms)
     calls = tuple(
-        Call(library="cake", function=_FUNCTIONS[kind], algorithm=text)
+        Call(library="cake", function=FUNCTIONS[row.suite][1][kind], algorithm=text)
         for kind, text in zip(row.gemms, texts, strict=True)
     )
     # Where both gradients are one launch, its program is theirs.
@@ -249,26 +269,28 @@ def lacks(package: ModuleType, used: Mapping[str, Sequence[str]]) -> str:
     return ""
 
 
-def _eager_functions(op: str) -> tuple[str, ...]:
+def _eager_functions(eager: Mapping[str, str], op: str) -> tuple[str, ...]:
     """The public functions that the calls of an op use."""
-    both = "router_backward"
-    return {"bwd": (both,), "2fwd+bwd": (_FUNCTIONS["fwd"], both)}.get(op) or (_FUNCTIONS[op],)
+    return (eager["fwd"], eager["bwd"]) if op == "2fwd+bwd" else (eager[op],)
 
 
-def _eager_cake(package: ModuleType, op: str, t: Tensors, options: Mapping[str, Any]) -> Callable[[], None]:
+def _eager_cake(
+    package: ModuleType, eager: Mapping[str, str], op: str, t: Tensors, options: Mapping[str, Any]
+) -> Callable[[], None]:
     """The calls a user writes for the op, with ``out=`` given (an allocation is not what is compared)."""
+    calls: dict[str, Any] = {kind: getattr(package, name, None) for kind, name in eager.items()}
 
     def fwd() -> None:
-        package.router_forward(t.X, t.W, out=t.out, **options)
+        calls["fwd"](t.X, t.W, out=t.out, **options)
 
     def dgrad() -> None:
-        package.router_dgrad(t.G, t.W, out=t.dX, **options)
+        calls["dgrad"](t.G, t.W, out=t.dX, **options)
 
     def wgrad() -> None:
-        package.router_wgrad(t.G, t.X, out=t.dW, **options)
+        calls["wgrad"](t.G, t.X, out=t.dW, **options)
 
     def bwd() -> None:
-        package.router_backward(t.G, t.X, t.W, out=(t.dX, t.dW), **options)
+        calls["bwd"](t.G, t.X, t.W, out=(t.dX, t.dW), **options)
 
     def step() -> None:
         fwd()
@@ -280,7 +302,7 @@ def _eager_cake(package: ModuleType, op: str, t: Tensors, options: Mapping[str, 
 
 def _library_arm(library: Library, picks: Picks, which: Literal["", "_first", "_best"]) -> Arm:
     def picked(row: Row, kind: str) -> Candidate | None:
-        search = searched(picks, row.shape, kind) if which == "_best" else None
+        search = searched(picks, row, kind) if which == "_best" else None
         # No candidate was right: the first one then shows what is wrong, through the same gate as every arm.
         return fastest(search, [library.name]) if search else None
 
@@ -300,7 +322,7 @@ def _sequence_arm(libraries: Sequence[Library], picks: Picks) -> Arm:
     def prepare(row: Row, tensors: Tensors) -> Prepared:
         launches = {}
         for kind in dict.fromkeys(row.gemms):
-            search = searched(picks, row.shape, kind)
+            search = searched(picks, row, kind)
             best = fastest(search, native) if search else None
             if best is None:
                 raise Unsupported(f"no library has a verified call for {kind} of {row.shape}")

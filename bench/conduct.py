@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from baselines.emulation import judge
 from bench import accuracy
 from bench.accuracy import References
 from bench.arms import SEQUENCE, Arm, Prepared
+from bench.bits import digest
 from bench.capture import capture
 from bench.groups import time_groups
 from bench.model import (
@@ -25,7 +25,8 @@ from bench.model import (
     RowFacts,
 )
 from bench.schedule import position_counts
-from bench.suites import Row, Tensors
+from bench.suites import Row
+from bench.tensors import Tensors, shape_of
 from bench.timers import Timer
 from bench.work import Bench, Work, guard
 
@@ -55,22 +56,22 @@ def measure_row(
         if work.alive:
             guard(bench, row, work, partial(_check_again, bench, row, tensors, refs, work))
     samples = [s for w in works for s in w.samples]
-    facts = RowFacts(
-        key=row.key,
-        suite=row.suite,
-        op=row.op,
-        mode=row.mode,
-        T=row.shape.T,
-        H=row.shape.H,
-        N=row.shape.N,
-        seed=row.seed,
-        arms=tuple(_facts(row, w) for w in works),
-        positions=position_counts(timing.orders),
-        clocks=tuple(timing.clocks),
-        repeated_groups=timing.repeated,
-        slow_host_groups=len(timing.slow_host),
-        started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - begin, 3),
+    facts = RowFacts.model_validate(
+        {
+            "key": row.key,
+            "suite": row.suite,
+            "op": row.op,
+            "mode": row.mode,
+            **shape_of(row),
+            "seed": row.seed,
+            "arms": tuple(_facts(row, w) for w in works),
+            "positions": position_counts(timing.orders),
+            "clocks": tuple(timing.clocks),
+            "repeated_groups": timing.repeated,
+            "slow_host_groups": len(timing.slow_host),
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - begin, 3),
+        }
     )
     return facts, pd.DataFrame(samples, columns=list(SAMPLE_COLUMNS))
 
@@ -85,7 +86,7 @@ def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: W
     work.before = _errors(bench, row, tensors, refs, work.launches)
     if work.hashed:
         work.bits = _bits(row, tensors)
-    if missed := accuracy.failure(work.before, bench.budget):
+    if missed := accuracy.failure(work.before, accuracy.budget_of(row, bench.budget)):
         work.fail("inaccurate", missed)
         return
     if work.prepared.deterministic is not None:
@@ -124,7 +125,7 @@ def _errors(
         if measured and all(map(torch.equal, outputs, measured)):
             continue
         measured = [out.clone() for out in outputs]
-        found.append(accuracy.measure(row, tensors, refs, bench.budget))
+        found.append(accuracy.measure(row, tensors, refs, accuracy.budget_of(row, bench.budget)))
     return accuracy.worst(found)
 
 
@@ -164,16 +165,13 @@ def _check_again(bench: Bench, row: Row, tensors: Tensors, refs: References, wor
     work.after = _errors(bench, row, tensors, refs, work.launches)
     if work.arm.kind == "cake":
         work.bits_after = _bits(row, tensors)
-    if missed := accuracy.failure(work.after, bench.budget):
+    if missed := accuracy.failure(work.after, accuracy.budget_of(row, bench.budget)):
         work.fail("inaccurate", f"after timing: {missed}")
 
 
 def _bits(row: Row, tensors: Tensors) -> str:
-    """SHA-256 over the op's outputs, in the order of its GEMMs."""
-    digest = hashlib.sha256()
-    for kind in dict.fromkeys(row.gemms):
-        digest.update(tensors.output(kind).cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    """The bits of the op's outputs, in the order of its GEMMs."""
+    return digest(tensors.output(kind) for kind in dict.fromkeys(row.gemms))
 
 
 def _call_deterministic(

@@ -32,7 +32,8 @@ from bench.arms import Arm, cake_arms, library_arms, load_arms
 from bench.capture import capture
 from bench.model import Picks
 from bench.previous import import_package, without_routes
-from bench.suites import Row, Tensors, router_tensors
+from bench.suites import Row
+from bench.tensors import Tensors, tensors_of
 
 #: Calls between two syncs. A GPU's queue holds about 1,000 launches; 20 calls of 4 GEMMs stay far below, so
 #: that the host never waits for it.
@@ -239,12 +240,15 @@ def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         without_routes(device, cake, previous)
     own = [
         *cake_arms(previous),
-        *library_arms(baselines.libraries(device.type, job["workspace_bytes"]), picks),
+        *library_arms(
+            baselines.libraries(device.type, job["workspace_bytes"], Row.from_key(job["rows"][0]).suite),
+            picks,
+        ),
     ]
     user = load_arms(Path(job["arms_file"]), [a.name for a in own]) if job["arms_file"] else []
     arms = [a for a in (*own, *user) if a.name in set(job["arms"])]
     skip = {tuple(key) for key in job.get("skip", ())}
-    for _, group in groupby((Row.from_key(key) for key in job["rows"]), key=lambda row: row.shape):
+    for _, group in groupby((Row.from_key(key) for key in job["rows"]), key=lambda row: (row.shape, row.out)):
         rows = list(group)
         tensors = None
         for row in rows:
@@ -253,7 +257,7 @@ def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 if (row.key, arm.name) in skip or not arm.does(row):
                     continue
                 if tensors is None:
-                    tensors = router_tensors(rows[0], device)
+                    tensors = tensors_of(rows[0], device)
                 yield key
                 yield {**key, **_figure(arm, row, tensors, device)}
 

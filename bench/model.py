@@ -57,13 +57,14 @@ class CallFacts(_Model):
 
 class Accuracy(_Model):
     """Errors of one op's outputs against FP64: the worst over its GEMMs. ``top8_*`` only where the op has a
-    ``fwd``.
+    router's ``fwd``, ``element`` (the largest |error| over 1 + |reference|) only of BF16 outputs.
     """
 
     rel_fro: float
     max_abs: float
     top8_equal: bool | None = None
     top8_ties: int = 0
+    element: float | None = None
 
 
 class ArmFacts(_Model):
@@ -179,12 +180,18 @@ class Candidate(_Model):
 
 
 class GemmSearch(_Model):
-    """All candidates of all libraries for one GEMM; times within ``tick_us`` of each other are equal."""
+    """All candidates of all libraries for one GEMM; times within ``tick_us`` of each other are equal. A
+    projection has ``layer``, ``K`` and ``out``, and no ``H``.
+    """
 
     kind: str
     T: int
-    H: int
+    H: int | None
     N: int
+    layer: str | None = None
+    K: int | None = None
+    out: str | None = None
+    heads: int = 1
     tick_us: float | None = None
     candidates: tuple[Candidate, ...]
 

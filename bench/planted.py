@@ -20,7 +20,8 @@ from scipy.stats import trim_mean
 from baselines.gemm import Unsupported
 from bench.arms import CAKE, CONTROL, Arm, Prepared, cake_arms, operands
 from bench.capture import capture
-from bench.suites import Row, Tensors
+from bench.suites import Row
+from bench.tensors import Tensors
 from bench.timers import Timer
 from bench.work import Bench
 from cake import planted

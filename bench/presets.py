@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, router_rows
+from bench.layers import TOKENS, DenseShape, Layer, dense_shapes
+from bench.suites import (
+    MODES,
+    OPS,
+    ROUTER_SHAPES,
+    SUITE_OPS,
+    AnyShape,
+    Row,
+    Shape,
+    dense_rows,
+    router_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class Preset:
     """
 
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[AnyShape, ...]
     ops: tuple[str, ...]
     modes: tuple[str, ...]
     groups: int
@@ -32,10 +43,7 @@ class Preset:
     at_most: int = 1
     row_seconds: float | None = None
     form: Literal["groups", "passes"] = "groups"
-
-    def rows(self) -> list[Row]:
-        """The preset's rows of the router suite, those of one shape together."""
-        return router_rows(self.shapes, self.ops, self.modes)
+    outs: tuple[str, ...] = ("",)
 
 
 _OPS = tuple(OPS)
@@ -95,18 +103,67 @@ CPU_PRESETS = {
 }
 
 
-def preset_for(name: str, device: str) -> Preset:
-    """The preset of this name for a device type (``cuda`` or ``cpu``); ``ValueError`` names the ones there
-    are.
+#: Order-balanced passes: 16 with up to 5 steps a visit, 10 a pass, give about the samples of a full run.
+PASSES, PASS_STEPS = 16, 5
+
+
+def _dense(
+    name: str,
+    shapes: tuple[DenseShape, ...],
+    mode: str,
+    passes: int,
+    *,
+    steps: int = 2,
+    search_steps: int = 2,
+) -> Preset:
+    """A preset of the dense suite, which is judged by passes."""
+    return Preset(
+        name,
+        shapes,
+        SUITE_OPS["dense"],
+        (mode,),
+        groups=passes,
+        steps=steps,
+        untimed=1,
+        search_steps=search_steps,
+        form="passes",
+        outs=("bf16",),
+    )
+
+
+# Rows of up to 4.5 ms, six arms: of three steps a visit 294 rows take about 8 minutes on an H200.
+DENSE_GPU_PRESETS = {
+    "full": _dense("full", dense_shapes(), "graph", PASSES, steps=3, search_steps=5),
+    "quick": _dense(
+        "quick",
+        dense_shapes(("q_a", "kv_a", "dense_down", "indexer_k", "mla_k"), (64, 1024, 16384)),
+        "graph",
+        8,
+        steps=3,
+        search_steps=5,
+    ),
+    "smoke": _dense("smoke", dense_shapes(("kv_a", "mla_v"), (64, 301)), "graph", 4, search_steps=3),
+}
+_SMALL = (DenseShape(Layer("plain", 136, 72), 33), DenseShape(Layer("wide", 64, 256), 64))
+DENSE_CPU_PRESETS = {
+    "full": _dense("full", dense_shapes(("kv_a", "indexer_k", "indexer_hw"), TOKENS[:2]), "eager", 4),
+    "quick": _dense("quick", dense_shapes(("indexer_k", "indexer_hw"), TOKENS[:1]), "eager", 4),
+    "smoke": _dense("smoke", _SMALL, "eager", 3),
+}
+
+
+def preset_for(name: str, device: str, suite: str = "router") -> Preset:
+    """The preset of this name for a device type (``cuda`` or ``cpu``) and a suite; ``ValueError`` names the
+    ones there are.
     """
-    table = CPU_PRESETS if device == "cpu" else GPU_PRESETS
+    tables = {
+        "router": (CPU_PRESETS, GPU_PRESETS),
+        "dense": (DENSE_CPU_PRESETS, DENSE_GPU_PRESETS),
+    }
+    table = tables[suite][device != "cpu"]
     if name not in table:
         raise ValueError(f"preset {name!r} is unknown; presets are {', '.join(table)}")
     return table[name]
-
-
-#: Order-balanced passes: 16 with up to 5 steps a visit, 10 a pass, give about the samples of a full run.
-PASSES, PASS_STEPS = 16, 5
 
 
 def in_passes(preset: Preset, count: int | None = None) -> Preset:
@@ -118,10 +175,10 @@ def in_passes(preset: Preset, count: int | None = None) -> Preset:
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:
-    """What of the full router suite (9 shapes x 5 ops x 2 modes) these rows leave out, in words, one line a
-    reason.
+    """What of the full suite (router: 9 shapes x 5 ops x 2 modes; dense: 98 shapes x 3 ops) these rows leave
+    out, in words, one line a reason.
     """
-    full = router_rows()
+    full = dense_rows() if rows and rows[0].suite == "dense" else router_rows()
     missing = {row.key for row in full} - {row.key for row in rows}
     if not missing:
         return []

@@ -54,6 +54,7 @@ def _facts(m: Manifest) -> dict[str, object]:
         "seconds for more groups": m.row_seconds,
         "instances in graph mode": "not recorded" if m.instances is None else m.instances,
         "L2": m.l2_state,
+        "pause before a step in ms": m.pause_ms,
         "previous": m.previous.get("commit", "none"),
         "control run": m.control_run,
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import host
-from bench.accuracy import references
+from bench.accuracy import budget_of, references
 from bench.arms import CAKE, CAKE_FP16X2, CAKE_PREV, CONTROL
 from bench.cells import FLAGS, HostTimes, flagged, make_cells
 from bench.conduct import measure_row
@@ -32,7 +32,8 @@ from bench.session import (
 )
 from bench.statistics import JUDGEMENT
 from bench.store import PICKS, RunDir, StoreError, create_run, finished_rows, open_run, rows_again
-from bench.suites import Row, Shape, router_tensors
+from bench.suites import Row, Shape
+from bench.tensors import tensors_of
 from bench.timers import make_timer
 from bench.work import ContextLost
 
@@ -83,7 +84,7 @@ def _of_cake(cells: Cells, match: Callable[[Cell], bool]) -> tuple[str, ...]:
     code.
     """
     return tuple(
-        f"{c.arm} {c.op} {c.mode} T={c.T} H={c.H} N={c.N}: "
+        f"{c.arm} {c.op} {c.mode} {c.layer or f'H={c.H}'} T={c.T} N={c.N}: "
         + (c.reason if c.status == "ok" else f"{c.status}: {c.reason}")
         for c in cells.cells
         if match(c) and (c.arm == CONTROL or c.arm.startswith(CAKE))
@@ -239,8 +240,8 @@ def _rows(session: Session, run: RunDir, todo: list[Row], console: Console, agai
     resume = f"go on with --resume {run.path}"
     with RunProgress(console, len(todo), sum(_weight(session, row) for row in todo)) as progress:
         try:
-            for shape, group in groupby(todo, key=lambda row: row.shape):
-                for row, measure in _shape(session, run, shape, list(group), picks, progress, again):
+            for _, group in groupby(todo, key=lambda row: (row.shape, row.out)):
+                for row, measure in _shape(session, run, list(group), picks, progress, again):
                     progress.begin_row(row.key, _weight(session, row))
                     measure()
                 picks = run.read_picks()
@@ -253,13 +254,15 @@ def _rows(session: Session, run: RunDir, todo: list[Row], console: Console, agai
 
 def _weight(session: Session, row: Row) -> float:
     """A row's share of the run's time: on a CPU its work; on a GPU steps all take about as long."""
-    return row.shape.T * row.shape.H * len(row.gemms) if session.bench.device.type == "cpu" else 1.0
+    if session.bench.device.type != "cpu":
+        return 1.0
+    shape = row.shape
+    return shape.T * (shape.H if isinstance(shape, Shape) else shape.K * shape.N) * len(row.gemms)
 
 
 def _shape(
     session: Session,
     run: RunDir,
-    shape: Shape,
     rows: list[Row],
     picks: Picks,
     progress: RunProgress,
@@ -269,17 +272,25 @@ def _shape(
     rows.
     """
     bench = session.bench
-    tensors = router_tensors(rows[0], bench.device)
+    tensors = tensors_of(rows[0], bench.device)
     refs = references(tensors)
     kinds = [
-        k for k in dict.fromkeys(k for row in rows for k in row.gemms) if searched(picks, shape, k) is None
+        k for k in dict.fromkeys(k for row in rows for k in row.gemms) if searched(picks, rows[0], k) is None
     ]
     if kinds and session.libraries and not again:  # no library call is measured again
-        progress.say(f"searching library calls for {shape}")
+        progress.say(f"searching library calls for {rows[0].shape}")
         measure, confirm = _measures(session)
         tick = bench.timer.facts().tick_us if bench.timer else None
         found = search_shape(
-            session.libraries, shape, kinds, tensors, refs, measure, confirm, bench.budget, tick
+            session.libraries,
+            rows[0],
+            kinds,
+            tensors,
+            refs,
+            measure,
+            confirm,
+            budget_of(rows[0], bench.budget),
+            tick,
         )
         picks = picks.model_copy(update={"searches": (*picks.searches, *found)})
         run.write_json(PICKS, picks.model_dump(mode="json"))
@@ -312,13 +323,15 @@ def _host_times(options: Options, session: Session, run: RunDir, console: Consol
 
     On a CPU there is no such figure: a call is over when it returns, so that its latency is the host's time.
     """
-    if session.bench.device.type == "cpu" or run.read_json(HOST) is not None or options.only:
+    # The replay of a graph of one kernel takes the host the same, whatever it holds.
+    rows = [row for row in session.rows if row.suite != "dense" or row.mode == "eager"]
+    if session.bench.device.type == "cpu" or run.read_json(HOST) is not None or options.only or not rows:
         return []
     console.print("host time per call, in a process of its own", soft_wrap=True, highlight=False)
     began, problems = time.monotonic(), list[str]()
     try:
         times = host.host_times(
-            session.rows,
+            rows,
             [arm.name for arm in session.arms(Picks())],
             session.bench.device,
             run.path / PICKS,

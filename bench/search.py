@@ -17,7 +17,8 @@ from bench.accuracy import BUDGET, References, relative_error
 from bench.capture import capture
 from bench.model import Candidate, GemmSearch, Picks
 from bench.statistics import resolved
-from bench.suites import Shape, Tensors
+from bench.suites import Row
+from bench.tensors import Tensors, shape_of
 from bench.timers import Timer
 
 Measure = Callable[[Callable[[], None]], float | None]
@@ -106,7 +107,7 @@ def search_gemm(
 
 def search_shape(
     libraries: Sequence[Library],
-    shape: Shape,
+    row: Row,
     kinds: Iterable[str],
     tensors: Tensors,
     refs: References,
@@ -117,24 +118,25 @@ def search_shape(
 ) -> list[GemmSearch]:
     """The searches of a shape's GEMMs, one a kind; ``tick_us`` is that of the timer that confirms."""
     return [
-        GemmSearch(
-            kind=kind,
-            T=shape.T,
-            H=shape.H,
-            N=shape.N,
-            tick_us=tick_us,
-            candidates=search_gemm(
-                libraries, tensors.gemm(kind), refs.by_kind[kind], measure, confirm, budget
-            ),
+        GemmSearch.model_validate(
+            {
+                "kind": kind,
+                **shape_of(row),
+                "tick_us": tick_us,
+                "candidates": search_gemm(
+                    libraries, tensors.gemm(kind), refs.by_kind[kind], measure, confirm, budget
+                ),
+            }
         )
         for kind in kinds
     ]
 
 
-def searched(picks: Picks, shape: Shape, kind: str) -> GemmSearch | None:
-    """The search of a GEMM, ``None`` if it has not been made."""
+def searched(picks: Picks, row: Row, kind: str) -> GemmSearch | None:
+    """The search of a GEMM of a row's shape, ``None`` if it has not been made."""
+    wanted = {"kind": kind, **shape_of(row)}
     for search in picks.searches:
-        if (search.kind, search.T, search.H, search.N) == (kind, shape.T, shape.H, shape.N):
+        if all(getattr(search, name) == value for name, value in wanted.items()):
             return search
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,15 +18,16 @@ import baselines
 import cake
 from baselines.gemm import Library
 from bench import environment
-from bench.accuracy import BUDGET
+from bench.accuracy import BUDGETS, budget_of
 from bench.arms import Arm, cake_arms, library_arms, load_arms
 from bench.clocks import Clocks, hard_slowdown, power_capped
 from bench.l2 import L2
+from bench.layers import LAYERS, DenseShape, dense_shapes
 from bench.model import Flag, L2Proof, Manifest, Picks, TimerFacts
 from bench.presets import Preset, in_passes, left_out, preset_for
 from bench.previous import Version, load_copy, load_previous, package_digest, without_routes
 from bench.statistics import JUDGEMENT
-from bench.suites import MODES, OPS, Row, Shape, load_shapes, router_rows
+from bench.suites import MODES, SUITE_OPS, SUITES, AnyShape, Row, load_shapes, rows_of
 from bench.timers import TIMERS, Timer, check_note, default_timer, make_timer
 from bench.work import Bench
 
@@ -59,6 +61,12 @@ class Options:
     warm_l2: bool = False
     previous: str | None = None
     control_run: bool = False
+    #: Of the dense suite: layers by name, numbers of tokens, dtypes of outputs.
+    layers: tuple[str, ...] | None = None
+    tokens: tuple[int, ...] | None = None
+    outs: tuple[str, ...] | None = None
+    #: How long the device idles before each step.
+    pause_ms: float | None = None
     #: Patterns of row keys, as the shell has them.
     keys: tuple[str, ...] | None = None
     #: Makes the arms of the rows that are measured instead of all others; then there are no libraries and no
@@ -81,13 +89,20 @@ class Session:
     previous: Version | None = None
     control_run: bool = False
     only: tuple[Arm, ...] = ()
+    pause_ms: float = 0.0
+
+    @property
+    def suite(self) -> str:
+        """The suite of the rows."""
+        return self.rows[0].suite
 
     def arms(self, picks: Picks) -> list[Arm]:
         """All arms, in print order; library arms take the calls of ``picks``."""
         if self.only:
             return list(self.only)
         own = cake_arms(self.previous.module if self.previous else None)
-        return [*own, *library_arms(self.libraries, picks), *self.user_arms]
+        arms = [*own, *library_arms(self.libraries, picks), *self.user_arms]
+        return [arm for arm in arms if any(map(arm.does, self.rows))]
 
     def close(self) -> None:
         """Let go of the timer."""
@@ -116,7 +131,7 @@ def open_session(options: Options, before: Manifest | None) -> Session:
     if previous:
         without_routes(device, cake, previous.module)
     # Before the first torch.mm: torch reads its workspace size once.
-    libraries = [] if options.only else baselines.libraries(device.type, WORKSPACE_BYTES)
+    libraries = [] if options.only else baselines.libraries(device.type, WORKSPACE_BYTES, rows[0].suite)
     own = cake_arms(previous.module if previous else None)
     names = [arm.name for arm in (*own, *library_arms(libraries, Picks()))]
     user_arms = load_arms(options.arms_file, names) if options.arms_file else []
@@ -126,11 +141,12 @@ def open_session(options: Options, before: Manifest | None) -> Session:
     if proof is None or not proof.proven:
         flags = (*flags, "warm")
     clocks = Clocks(device)
+    pause_ms = options.pause_ms if options.pause_ms is not None else before.pause_ms if before else 0.0
     bench = Bench(
         device=device,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),
         timer=timer,
-        cold=_nothing if warm else l2.flush,
+        cold=_after_idle(_nothing if warm else l2.flush, pause_ms),
         clocks=clocks,
         slowed=hard_slowdown,
         capped=power_capped,
@@ -149,6 +165,7 @@ def open_session(options: Options, before: Manifest | None) -> Session:
         previous,
         control_run,
         tuple(options.only(bench, rows)) if options.only else (),
+        pause_ms,
     )
 
 
@@ -177,35 +194,53 @@ def choose_device(options: Options, before: Manifest | None) -> torch.device:
 
 def _formed(preset: Preset, options: Options, before: Manifest | None) -> Preset:
     """The preset in the form asked for, else in that of the resumed run."""
-    form = options.form or (before.form if before else "passes" if options.passes is not None else "groups")
+    asked = "passes" if options.passes is not None else preset.form
+    form = options.form or (before.form if before else asked)
     if form not in ("groups", "passes"):
         raise RunRefused(f"form is {form!r}; needs groups or passes")
     if form == "groups" and options.passes is not None:
         raise RunRefused(f"--passes {options.passes} is for --form passes; leave one of them out")
-    return in_passes(preset, options.passes) if form == "passes" else preset
+    if form == preset.form and options.passes is None:
+        return preset
+    return in_passes(preset, options.passes) if form == "passes" else replace(preset, form="groups")
 
 
 def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple[Preset, list[Row]]:
     """The preset and the rows to measure: as asked for, else as the resumed run has them."""
-    if options.suite not in (None, "router"):
-        raise RunRefused(f"suite {options.suite!r} is unknown; suites are router")
+    suite = options.suite or (before.suite if before else "router")
+    if suite not in SUITES:
+        raise RunRefused(f"suite {suite!r} is unknown; suites are {', '.join(SUITES)}")
     default = before.preset if before else "quick" if device == "cpu" else "full"
-    preset = _formed(preset_for(options.preset or default, device), options, before)
+    preset = _formed(preset_for(options.preset or default, device, suite), options, before)
     if before and options.preset in (None, before.preset):
         preset = replace(preset, groups=before.groups, steps=before.steps, untimed=before.untimed)
-    chosen = (options.shapes_file, options.ops, options.modes, options.preset, options.keys)
+    chosen = (
+        options.shapes_file,
+        options.ops,
+        options.modes,
+        options.preset,
+        options.keys,
+        options.layers,
+        options.tokens,
+        options.outs,
+    )
     if before and all(choice is None for choice in chosen):
         return preset, [Row.from_key(key) for key in before.rows]
-    shapes: Sequence[Shape] = load_shapes(options.shapes_file) if options.shapes_file else preset.shapes
-    ops, modes = options.ops or preset.ops, options.modes or preset.modes
-    for given, known, word in ((ops, tuple(OPS), "op"), (modes, MODES, "mode")):
+    shapes = _shapes(options, preset, suite)
+    ops, modes, outs = options.ops or preset.ops, options.modes or preset.modes, options.outs or preset.outs
+    for given, known, word in (
+        (ops, SUITE_OPS[suite], "op"),
+        (modes, MODES, "mode"),
+        (outs, preset.outs if suite == "router" else tuple(BUDGETS), "output dtype"),
+    ):
         for name in given:
             if name not in known:
                 raise RunRefused(f"{word} {name!r} is unknown; {word}s are {', '.join(known)}")
     if device == "cpu" and "graph" in modes:
         raise RunRefused("mode graph needs a GPU: a CPU has no graphs to capture; use --modes eager")
-    unique = [tuple(dict.fromkeys(names)) for names in (ops, modes)]
-    rows = router_rows(dict.fromkeys(shapes), *unique)
+    rows = rows_of(shapes, *(tuple(dict.fromkeys(names)) for names in (ops, modes, outs)))
+    if not rows:
+        raise RunRefused("no rows: fwd has no FP32 outputs; add --ops dgrad,wgrad or --outs bf16")
     if options.keys:
         chosen_rows = [row for row in rows if any(fnmatchcase(row.key, p) for p in options.keys)]
         if not chosen_rows:
@@ -215,6 +250,25 @@ def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple
             )
         rows = chosen_rows
     return preset, rows
+
+
+def _shapes(options: Options, preset: Preset, suite: str) -> Sequence[AnyShape]:
+    """The shapes asked for, else the preset's; layers and tokens are the dense suite's."""
+    if suite == "router":
+        if options.layers or options.tokens:
+            raise RunRefused("--layers and --tokens are for --suite dense; name router shapes with --shapes")
+        return load_shapes(options.shapes_file) if options.shapes_file else preset.shapes
+    if options.shapes_file:
+        if options.layers or options.tokens:
+            raise RunRefused("--shapes names layers and tokens itself: leave --layers and --tokens out")
+        return load_shapes(options.shapes_file, suite)
+    if not options.layers and not options.tokens:
+        return preset.shapes
+    shapes = [s for s in preset.shapes if isinstance(s, DenseShape)]
+    layers = options.layers or tuple(dict.fromkeys(s.layer.name for s in shapes))
+    if unknown := [name for name in layers if name not in LAYERS]:
+        raise RunRefused(f"layer {unknown[0]!r} is unknown; layers are {', '.join(LAYERS)}")
+    return dense_shapes(dict.fromkeys(layers), dict.fromkeys(options.tokens or [s.T for s in shapes]))
 
 
 def _some(rows: Sequence[Row]) -> str:
@@ -228,9 +282,9 @@ def make_manifest(options: Options, session: Session) -> Manifest:
     facts = _timer_facts(bench.timer)
     now = datetime.now(UTC)
     return Manifest(
-        run=f"router-{now:%Y%m%d-%H%M%S}",
+        run=f"{session.suite}-{now:%Y%m%d-%H%M%S}",
         command=options.command,
-        suite="router",
+        suite=session.suite,
         preset=bench.preset.name,
         started=now.isoformat(timespec="seconds"),
         node=platform.node(),
@@ -253,7 +307,8 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         flags=session.flags,
         notes=tuple(_notes(session, facts)),
         workspace_bytes=WORKSPACE_BYTES,
-        budget=BUDGET,
+        budget=budget_of(session.rows[0]),
+        pause_ms=session.pause_ms,
         form=bench.preset.form,
         l2_state=session.l2_state,
         previous=session.previous.facts if session.previous else {},
@@ -285,6 +340,16 @@ def _previous(options: Options, before: Manifest | None, control_run: bool) -> V
         return None
     # By its commit: the ref may have moved since.
     return replace(load_previous(before.previous["commit"]), ref=before.previous["ref"])
+
+
+def _after_idle(cold: Callable[[], None], pause_ms: float) -> Callable[[], None]:
+    """``cold``, behind a time in which the device has nothing to do."""
+
+    def paused() -> None:
+        time.sleep(pause_ms * 1e-3)
+        cold()
+
+    return paused if pause_ms else cold
 
 
 def _nothing() -> None:

@@ -176,7 +176,7 @@ def router_suite(seed: int = 0) -> list[SimulatedRow]:
     rng = np.random.default_rng(seed)
     rows = []
     for row in router_rows():
-        us = _TIMES[row.op][(64, 256, 1024).index(row.shape.T)] * row.shape.H / 4096
+        us = _TIMES[row.op][(64, 256, 1024).index(row.shape.T)] * row.router.H / 4096
         noise = Noise(
             step=float(np.clip(0.0055 * np.exp(0.5 * rng.standard_normal()), 0.002, 0.02)),
             visit=float(np.clip(0.002 * np.exp(0.5 * rng.standard_normal()), 0.0006, 0.005)),

@@ -1,4 +1,4 @@
-"""Suites: which rows are measured, and the tensors of a row. Shapes, ops and modes are data."""
+"""Suites: which rows are measured. Shapes, ops and modes are data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from baselines.gemm import Gemm
+from bench.layers import LAYERS, DenseShape, Layer, dense_shapes
 from cake.router import OPS
 
+SUITES = ("router", "dense")
 MODES = ("eager", "graph")
+#: suite -> its ops.
+SUITE_OPS: dict[str, tuple[str, ...]] = {"router": tuple(OPS), "dense": ("fwd", "dgrad", "wgrad")}
 
 
 @dataclass(frozen=True, order=True)
@@ -33,27 +34,52 @@ class Shape:
 ROUTER_SHAPES = tuple(Shape(T, H) for H in (4096, 5120, 6144) for T in (64, 256, 1024))
 
 
+#: The shape of a row, by its suite.
+AnyShape = Shape | DenseShape
+
+
 @dataclass(frozen=True)
 class Row:
-    """One row of a suite: shape x op x mode. ``key`` names its files and is stable between runs."""
+    """One row of a suite: shape x op x mode, of the dense suite x ``out``, the output's dtype (``bf16`` or
+    ``f32``). ``key`` names its files and is stable between runs.
+    """
 
     suite: str
     op: str
     mode: str
-    shape: Shape
+    shape: AnyShape
+    out: str = ""
 
     @property
     def key(self) -> str:
-        """File-safe and unique within a run, e.g. ``router-2fwd+bwd-graph-T64-H4096-N256``."""
-        return f"{self.suite}-{self.op}-{self.mode}-{self.shape}"
+        """File-safe and unique within a run, e.g. ``router-2fwd+bwd-graph-T64-H4096-N256`` or
+        ``dense-dgrad-graph-q_a-T64``.
+        """
+        return f"{self.suite}-{self.op}-{self.mode}-{self.shape}" + "-f32" * (self.out == "f32")
 
     @classmethod
     def from_key(cls, key: str) -> Row:
         """The row of a key; ``ValueError`` if the text is none."""
-        parts = re.fullmatch(r"(\w+)-([^-]+)-(\w+)-T(\d+)-H(\d+)-N(\d+)", key)
-        if parts is None or parts[2] not in OPS or parts[3] not in MODES:
-            raise ValueError(f"{key!r} is no row key; needs suite-op-mode-T<n>-H<n>-N<n>")
-        return cls(parts[1], parts[2], parts[3], Shape(*(int(parts[i]) for i in (4, 5, 6))))
+        row = _router_row(key) or _dense_row(key)
+        if row is None or row.op not in SUITE_OPS[row.suite] or row.mode not in MODES:
+            raise ValueError(
+                f"{key!r} is no row key; needs router-op-mode-T<n>-H<n>-N<n> or dense-op-mode-layer-T<n>"
+            )
+        return row
+
+    @property
+    def router(self) -> Shape:
+        """The shape of a router row. Raises ``TypeError`` for any other."""
+        if not isinstance(self.shape, Shape):
+            raise TypeError(f"{self.key} is no row of the router suite")
+        return self.shape
+
+    @property
+    def dense(self) -> DenseShape:
+        """The shape of a dense row. Raises ``TypeError`` for any other."""
+        if not isinstance(self.shape, DenseShape):
+            raise TypeError(f"{self.key} is no row of the dense suite")
+        return self.shape
 
     @property
     def gemms(self) -> tuple[str, ...]:
@@ -66,50 +92,21 @@ class Row:
         return zlib.crc32(f"{self.suite}-{self.shape}".encode())
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """A row's FP32 tensors: inputs X[T,H], W[N,H], G[T,N]; outputs out[T,N], dX[T,H], dW[N,H]."""
-
-    X: torch.Tensor
-    W: torch.Tensor
-    G: torch.Tensor
-    out: torch.Tensor
-    dX: torch.Tensor
-    dW: torch.Tensor
-
-    def output(self, kind: str) -> torch.Tensor:
-        """The output tensor of a GEMM kind."""
-        return {"fwd": self.out, "dgrad": self.dX, "wgrad": self.dW}[kind]
-
-    def gemm(self, kind: str) -> Gemm:
-        """The GEMM of a kind as the product of views that a library sees."""
-        a, b = {
-            "fwd": (self.X, self.W.t()),
-            "dgrad": (self.G, self.W),
-            "wgrad": (self.G.t(), self.X),
-        }[kind]
-        return Gemm(kind, a, b, self.output(kind))
+def _router_row(key: str) -> Row | None:
+    parts = re.fullmatch(r"router-([^-]+)-(\w+)-T(\d+)-H(\d+)-N(\d+)", key)
+    if parts is None:
+        return None
+    return Row("router", parts[1], parts[2], Shape(*(int(parts[i]) for i in (3, 4, 5))))
 
 
-def router_tensors(row: Row, device: torch.device | str) -> Tensors:
-    """FP32 inputs from the row's seed, X ~ N(0,1), W ~ 0.02 N, G ~ 0.001 N, and outputs filled with NaN."""
-    s = row.shape
-    gen = torch.Generator().manual_seed(row.seed)
-
-    def normal(m: int, n: int, scale: float) -> torch.Tensor:
-        return (torch.randn(m, n, generator=gen) * scale).to(device)
-
-    def poisoned(m: int, n: int) -> torch.Tensor:
-        return torch.full((m, n), float("nan"), device=device)
-
-    return Tensors(
-        X=normal(s.T, s.H, 1.0),
-        W=normal(s.N, s.H, 0.02),
-        G=normal(s.T, s.N, 0.001),
-        out=poisoned(s.T, s.N),
-        dX=poisoned(s.T, s.H),
-        dW=poisoned(s.N, s.H),
-    )
+def _dense_row(key: str) -> Row | None:
+    parts = re.fullmatch(r"dense-(\w+)-(\w+)-(\w+)-T(\d+)(?:-K(\d+)-N(\d+))?(-f32)?", key)
+    if parts is None:
+        return None
+    layer = Layer(parts[3], int(parts[5]), int(parts[6])) if parts[5] else LAYERS.get(parts[3])
+    if layer is None:
+        return None
+    return Row("dense", parts[1], parts[2], DenseShape(layer, int(parts[4])), "f32" if parts[7] else "bf16")
 
 
 def router_rows(
@@ -119,8 +116,39 @@ def router_rows(
     return [Row("router", op, mode, shape) for shape in shapes for mode in modes for op in ops]
 
 
-def load_shapes(path: Path) -> list[Shape]:
-    """Shapes from a TOML file: ``shapes = [{T = 64, H = 4096, N = 256}, ...]`` (N defaults to 256).
+def dense_rows(
+    shapes: Iterable[DenseShape] | None = None,
+    ops: Sequence[str] = SUITE_OPS["dense"],
+    modes: Sequence[str] = ("graph",),
+    outs: Sequence[str] = ("bf16",),
+) -> list[Row]:
+    """Rows of the dense suite, those of one shape together; an FP32 output is a gradient's alone."""
+    return [
+        Row("dense", op, mode, shape, out)
+        for shape in (dense_shapes() if shapes is None else shapes)
+        for out in outs
+        for mode in modes
+        for op in ops
+        if out == "bf16" or op != "fwd"
+    ]
+
+
+def rows_of(
+    shapes: Iterable[AnyShape], ops: Sequence[str], modes: Sequence[str], outs: Sequence[str]
+) -> list[Row]:
+    """Rows of shapes, each of its own suite; ``outs`` are for dense ones."""
+    rows: list[Row] = []
+    for shape in dict.fromkeys(shapes):
+        if isinstance(shape, DenseShape):
+            rows += dense_rows([shape], ops, modes, outs)
+        else:
+            rows += router_rows([shape], ops, modes)
+    return rows
+
+
+def load_shapes(path: Path, suite: str = "router") -> list[AnyShape]:
+    """Shapes from a TOML file: ``shapes = [{T = 64, H = 4096, N = 256}, ...]`` (N defaults to 256), of the
+    dense suite ``shapes = [{layer = "mine", T = 64, K = 4096, N = 12288}, ...]``.
 
     Raises ``ValueError`` naming the entry and what is needed.
     """
@@ -134,9 +162,13 @@ def load_shapes(path: Path) -> list[Shape]:
         raise ValueError(f"cannot read shapes from {path}: {e}") from e
     entries = data.get("shapes")
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{path}: needs a non-empty list, shapes = [{{T = 64, H = 4096, N = 256}}]")
-    shapes = []
+        example = EXAMPLES[suite]
+        raise ValueError(f"{path}: needs a non-empty list, shapes = [{example}]")
+    shapes: list[AnyShape] = []
     for i, entry in enumerate(entries):
+        if suite == "dense":
+            shapes.append(_dense_shape(f"{path}: shapes[{i}]", entry))
+            continue
         ok = isinstance(entry, dict) and {"T", "H"} <= entry.keys() <= {"T", "H", "N"}
         if not ok or not all(type(v) is int and v > 0 for v in entry.values()):
             raise ValueError(
@@ -147,3 +179,33 @@ def load_shapes(path: Path) -> list[Shape]:
             raise ValueError(f"{path}: shapes[{i}] has N = {shape.N}; N must be a multiple of 8")
         shapes.append(shape)
     return shapes
+
+
+#: suite -> an entry of a file of shapes.
+EXAMPLES = {"router": "{T = 64, H = 4096, N = 256}", "dense": '{layer = "mine", T = 64, K = 4096, N = 12288}'}
+
+
+def _dense_shape(where: str, entry: object) -> DenseShape:
+    """An entry of a file: a layer of the suite by its name, or one of the user's own."""
+    ok = isinstance(entry, dict) and {"layer", "T"} <= entry.keys() <= {"layer", "T", "K", "N"}
+    if not (
+        isinstance(entry, dict)
+        and ok
+        and re.fullmatch(r"\w+", str(entry["layer"]))
+        and all(type(v) is int and v > 0 for name, v in entry.items() if name != "layer")
+        and (("K" in entry) == ("N" in entry))
+    ):
+        raise ValueError(
+            f"{where} is {entry!r}; needs layer (letters, digits and _), a positive T, and K and N both or "
+            f"neither, e.g. {EXAMPLES['dense']}"
+        )
+    name = entry["layer"]
+    if "K" not in entry:
+        if name not in LAYERS:
+            raise ValueError(
+                f"{where} names layer {name!r} without K and N; the suite has {', '.join(LAYERS)}"
+            )
+        return DenseShape(LAYERS[name], entry["T"])
+    if entry["N"] % 8:
+        raise ValueError(f"{where} has N = {entry['N']}; N must be a multiple of 8")
+    return DenseShape(Layer(name, entry["K"], entry["N"]), entry["T"])

@@ -22,7 +22,8 @@ from bench.previous import drop_programs
 from bench.rule import rule_of
 from bench.statistics import JUDGEMENT, Judgement, median_us, paired_ratio, verdict
 from bench.store import RunDir, finished_rows
-from bench.suites import Row, Tensors
+from bench.suites import Row
+from bench.tensors import Tensors
 from bench.work import Bench
 from cake.candidates import Candidate, base, candidates, prepare, problem
 from cake.launch.routes import target_of
@@ -50,7 +51,8 @@ class TunedArm(Arm):
 def row_plans(row: Row, spec: DeviceSpec) -> Mapping[str, Candidate]:
     """The plans that are measured on a row, by the arm's name."""
     kind: Any = row.op
-    p = problem(kind, row.shape.T, row.shape.H, row.shape.N)
+    s = row.router
+    p = problem(kind, s.T, s.H, s.N)
     ours, calls = base(p, spec), base(p, spec, deterministic=True)
     own = {CAKE: ours, CONTROL: ours} | ({CAKE_DET: calls} if calls.plan != ours.plan else {})
     return own | {str(c): c for c in candidates(p, spec)}

@@ -35,13 +35,15 @@ MENDABLE = (
     TimerUnavailable,
     ValueError,
 )
+#: A step after a longer pause would take a run of 294 rows a day.
+MAX_PAUSE_MS = 1000.0
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")
 ]
 
 
 def run_options(
-    suite: Annotated[str | None, typer.Option(help="Suite to run: router.")] = None,
+    suite: Annotated[str | None, typer.Option(help="Suite to run: router (default) or dense.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="full, quick or smoke; default full on a GPU, quick on a CPU.")
     ] = None,
@@ -56,7 +58,10 @@ def run_options(
         Path | None, typer.Option(help="Python file with further arms, ARMS = [Arm(...)].")
     ] = None,
     shapes: Annotated[
-        Path | None, typer.Option(help="TOML file, shapes = [{T = 64, H = 4096, N = 256}].")
+        Path | None,
+        typer.Option(
+            help="TOML file, shapes = [{T = 64, H = 4096, N = 256}]; dense: [{layer = 'mine', T, K, N}]."
+        ),
     ] = None,
     ops: Annotated[str | None, typer.Option(help="Comma-separated: fwd,dgrad,wgrad,bwd,2fwd+bwd.")] = None,
     modes: Annotated[str | None, typer.Option(help="Comma-separated: eager,graph.")] = None,
@@ -70,6 +75,19 @@ def run_options(
     warm_l2: Annotated[
         bool, typer.Option("--warm-l2", help="Leave the L2 as the last step did; labelled warm everywhere.")
     ] = False,
+    layers: Annotated[
+        str | None, typer.Option(help="Dense suite: comma-separated layers, e.g. q_a,kv_a.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Dense suite: comma-separated numbers of tokens, e.g. 64,256.")
+    ] = None,
+    outs: Annotated[
+        str | None, typer.Option(help="Dense suite: dtypes of outputs, bf16 (default), f32 or both.")
+    ] = None,
+    pause_ms: Annotated[
+        float | None,
+        typer.Option("--pause-ms", help="Let the device idle so long before each step: single launches."),
+    ] = None,
     previous: Annotated[
         str | None,
         typer.Option(metavar="REF", help="Put the cake of this git ref beside the working tree's."),
@@ -83,9 +101,15 @@ def run_options(
     console = Console(stderr=True)
     if out is not None and resume is not None:
         refuse(console, "--out and --resume exclude each other: a resumed run stays where it is")
-    for option, given in (("--ops", ops), ("--modes", modes)):
+    lists = (("--ops", ops), ("--modes", modes), ("--layers", layers), ("--tokens", tokens), ("--outs", outs))
+    for option, given in lists:
         if given is not None and not _split(given):
             refuse(console, f"{option} is {given!r}, which names none; leave it out for the preset's choice")
+    counts = _split(tokens)
+    if counts is not None and not all(t.isdecimal() and int(t) > 0 for t in counts):
+        refuse(console, f"--tokens is {tokens!r}; needs positive integers, e.g. 64,256")
+    if pause_ms is not None and not 0 <= pause_ms <= MAX_PAUSE_MS:
+        refuse(console, f"--pause-ms is {pause_ms:g}; needs 0 to {MAX_PAUSE_MS:g}")
     return Options(
         command=shlex.join(["cake-bench", *sys.argv[1:]]),
         suite=suite,
@@ -103,6 +127,10 @@ def run_options(
         warm_l2=warm_l2,
         previous=previous,
         control_run=control_run,
+        layers=_split(layers),
+        tokens=None if counts is None else tuple(map(int, counts)),
+        outs=_split(outs),
+        pause_ms=pause_ms,
     )
 
 

@@ -45,9 +45,9 @@ def estimate(
     """What ``batch`` products [m, k] @ [k, n] of BF16 take with K in ``parts``, in us."""
     tiles = -(-m // form.rows) * -(-n // form.columns) * batch
     stages = ceil(ceil(k / STEP) / parts)
-    rounds, rest = divmod(tiles * parts, sms)
+    full, rest = divmod(tiles * parts, sms)
     halves = tail and form.height > 1 and 2 * rest <= sms
-    rounds += (HALF if halves else 1.0) if rest else 0.0
+    rounds = full + ((HALF if halves else 1.0) if rest else 0.0)
     size = form.rows * form.columns
     step = max(
         size * 2 * STEP * PRODUCT[str(form)] * 1e-7 + STAGE, (form.rows + form.columns) * 2 * STEP * FEED

@@ -9,7 +9,7 @@ from bench.accuracy import references
 from bench.conduct import measure_row
 from bench.model import ClockReading, TimerFacts
 from bench.presets import preset_for
-from bench.suites import router_tensors
+from bench.tensors import router_tensors
 from bench.timers import StepTime
 from bench.work import Bench
 

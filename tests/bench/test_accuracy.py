@@ -16,7 +16,8 @@ from bench.accuracy import (
     worst,
 )
 from bench.model import Accuracy
-from bench.suites import Row, Shape, router_tensors
+from bench.suites import Row, Shape
+from bench.tensors import router_tensors
 
 ROW = Row("router", "2fwd+bwd", "eager", Shape(16, 256, 32))
 

@@ -10,7 +10,8 @@ from bench import arms
 from bench.accuracy import measure, references
 from bench.arms import Arm, ArmsError, Prepared, cake_arms, library_arms, load_arms
 from bench.model import Candidate, GemmSearch, Picks
-from bench.suites import MODES, OPS, Row, router_tensors
+from bench.suites import MODES, OPS, Row
+from bench.tensors import router_tensors
 from cake.plan import UnsupportedDevice
 
 

@@ -15,7 +15,8 @@ from bench.arms import Arm, cake_arms, library_arms
 from bench.conduct import measure_row
 from bench.model import Manifest, Picks, Sample, TimerFacts
 from bench.run import _ended
-from bench.suites import Row, router_tensors
+from bench.suites import Row
+from bench.tensors import router_tensors
 from bench.work import Bench, ContextLost, Work
 
 

@@ -16,7 +16,7 @@ from bench.conduct import measure_row
 from bench.model import TimerFacts
 from bench.presets import in_passes, preset_for
 from bench.store import open_run
-from bench.suites import router_tensors
+from bench.tensors import router_tensors
 from bench.timers import StepTime
 from bench.work import Bench
 

@@ -14,7 +14,7 @@ from bench import groups as grouping
 from bench.accuracy import references
 from bench.arms import Arm, Prepared
 from bench.conduct import measure_row
-from bench.suites import router_tensors
+from bench.tensors import router_tensors
 from bench.timers import StepTime
 
 

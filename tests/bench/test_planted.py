@@ -9,7 +9,8 @@ from baselines.gemm import Unsupported
 from bench.accuracy import references
 from bench.conduct import measure_row
 from bench.planted import LONG_SPIN, PLANTED, SHORT_SPIN, Calibration, certain, selftest_arms, solve, turned
-from bench.suites import Row, Shape, router_tensors
+from bench.suites import Row, Shape
+from bench.tensors import router_tensors
 from bench.timers import make_timer
 
 

@@ -30,7 +30,8 @@ from bench.previous import (
 from bench.run import conduct
 from bench.session import Options, RunRefused
 from bench.store import open_run
-from bench.suites import Row, Shape, router_tensors
+from bench.suites import Row, Shape
+from bench.tensors import router_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,8 @@ from baselines.gemm import Library, Unsupported
 from bench.accuracy import references
 from bench.model import Candidate, GemmSearch, Picks
 from bench.search import by_timer, fastest, search_gemm, search_shape, searched
-from bench.suites import Shape, router_tensors
+from bench.suites import Shape
+from bench.tensors import router_tensors
 from bench.timers import StepTime
 
 

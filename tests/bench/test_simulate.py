@@ -15,7 +15,7 @@ from bench.arms import Arm
 from bench.conduct import measure_row
 from bench.presets import preset_for
 from bench.simulate import TICK_US, Machine, Noise, SimulatedRow, SimulatedTimer, router_suite, simulate
-from bench.suites import router_tensors
+from bench.tensors import router_tensors
 from bench.work import Bench
 
 QUIET = Noise(

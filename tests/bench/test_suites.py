@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, load_shapes, router_rows, router_tensors
+from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, load_shapes, router_rows
+from bench.tensors import router_tensors
 
 
 def test_router_suite_has_90_rows_of_9_shapes_with_unique_keys():

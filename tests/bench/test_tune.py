@@ -18,7 +18,8 @@ from bench.conduct import measure_row
 from bench.model import Device
 from bench.previous import without_routes
 from bench.store import create_run
-from bench.suites import Row, Shape, router_tensors
+from bench.suites import Row, Shape
+from bench.tensors import router_tensors
 from bench.timers import make_timer
 from bench.tune import found_routes, proposed, routes_with, row_plans, tune_arms, tuning
 from cake.launch import routes as installed
