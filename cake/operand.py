@@ -282,7 +282,7 @@ def output_view(name: str, out: torch.Tensor) -> View:
 def new_output(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An uninitialised row-major output; its row stride is padded to a multiple of 16 bytes."""
     step = ALIGNMENT // ITEMSIZE[DTYPES[dtype]]
-    *lines, cols = shape
+    cols = shape[-1]
     if cols % step == 0:
         return torch.empty(shape, dtype=dtype, device=device)
-    return torch.empty((*lines, -(-cols // step) * step), dtype=dtype, device=device)[..., :cols]
+    return torch.empty((*shape[:-1], -(-cols // step) * step), dtype=dtype, device=device)[..., :cols]

@@ -16,7 +16,7 @@ from .router import REDUCTIONS, Addresses, Bound, ParameterBlock, Workspace, inv
 
 
 class ProjectionParams(ctypes.Structure):
-    """``cake::Params`` of csrc/sm80/projection.cu: same order, same widths."""
+    """``cake::Params`` of csrc/sm80/projection.cuh: same order, same widths."""
 
     _fields_ = (
         ("a", ctypes.c_void_p),

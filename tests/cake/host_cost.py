@@ -36,6 +36,8 @@ def main() -> None:
     stream = torch.cuda.current_stream().cuda_stream
     X, W, G = (torch.randn(*shape, device="cuda") for shape in ((64, 4096), (256, 4096), (64, 256)))
     out, dX, dW = torch.empty_like(G), torch.empty_like(X), torch.empty_like(W)
+    x, w, y = X.bfloat16(), W.bfloat16(), G.bfloat16()
+    dw = torch.empty_like(w)
     calls = {
         "a bare launch": lambda: bare.launch(stream),
         "a bare cooperative launch": lambda: together.launch(stream),
@@ -43,6 +45,8 @@ def main() -> None:
         "router_dgrad": lambda: cake.router_dgrad(G, W, out=dX),
         "router_wgrad": lambda: cake.router_wgrad(G, X, out=dW),
         "router_backward": lambda: cake.router_backward(G, X, W, out=(dX, dW)),
+        "projection_forward": lambda: cake.projection_forward(x, w, out=y),
+        "projection_wgrad": lambda: cake.projection_wgrad(y, x, out=dw),
         "torch.mm": lambda: torch.mm(X, W.t(), out=out),
     }
     times: dict[str, list[float]] = {name: [] for name in calls}

@@ -35,11 +35,11 @@ def inputs(t: int, n: int, k: int, device="cpu", *, heads: int = 0, seed: int = 
     if not heads:
         return {
             "X": padded(t, k, device=device),
-            "W": padded(n, k, device=device) / max(k, 1) ** 0.5,
+            "W": padded(n, k, device=device).div_(max(k, 1) ** 0.5),
             "G": padded(t, n, device=device),
         }
     x, g = (padded(t, heads, size, device=device).permute(1, 0, 2) for size in (k, n))
-    return {"X": x, "W": padded(heads, n, k, device=device) / max(k, 1) ** 0.5, "G": g}
+    return {"X": x, "W": padded(heads, n, k, device=device).div_(max(k, 1) ** 0.5), "G": g}
 
 
 def operands(kind: str, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-import cake
 from cake import operand
 from cake.cpu import run as run_on_cpu
 from cake.launch.entry import product
@@ -30,10 +28,9 @@ from cake.plan.rules import Rule
 from cake.plan.tiles import TILES
 from cake.program.registry import Box, Program, program
 
+from .emulation import CSRC
+from .emulation import build as build_with_gcc
 from .products import KINDS, error, inputs, operands, reference
-
-EMULATED = Path(__file__).parent / "emulated"
-CSRC = Path(cake.__file__).parent / "csrc"
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the emulation with")
 
@@ -45,34 +42,7 @@ def built(tmp_path_factory):
 
     @cache
     def build(name: str, csrc: Path) -> Any:
-        p = PROGRAMS[name]
-        library = folder / f"{name}-{csrc.name}-{len(list(folder.iterdir()))}.so"
-        flags = [
-            "-std=c++20",
-            "-O1",
-            "-w",
-            "-fPIC",
-            "-shared",
-            "-pthread",
-            "-fvisibility=hidden",
-            "-fno-gnu-unique",
-        ]
-        defines = [f"-D{define}={value}" for define, value in p.defines.items()]
-        command = [
-            "g++",
-            *flags,
-            f"-I{EMULATED}",
-            f"-I{csrc}",
-            *defines,
-            str(EMULATED / "gemm.cpp"),
-            "-o",
-            library,
-        ]
-        made = subprocess.run(command, capture_output=True, text=True)
-        assert made.returncode == 0, made.stderr
-        emulate = ctypes.CDLL(str(library)).emulate
-        emulate.restype = ctypes.c_char_p
-        return emulate
+        return build_with_gcc(folder, PROGRAMS[name], "gemm.cpp", csrc)
 
     return build
 

@@ -1,4 +1,4 @@
-// The instructions of the sm80 family: asynchronous 16-byte copies and the 16x8x16 BF16 tensor-core product.
+// The instructions of the sm80 family: asynchronous 16-byte copies, matrices from shared memory and the 16x8x16 BF16 tensor-core product.
 #pragma once
 
 namespace cake {
@@ -14,6 +14,17 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 template <int PENDING>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8 x 8 matrices, from the lines whose addresses lanes 0 to 7, 8 to 15, ... give; TRANSPOSED: their columns.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned address) {
+  if constexpr (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
