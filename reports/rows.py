@@ -46,13 +46,15 @@ class Row:
     K: int | None = None
     out: str | None = None
     heads: int = 1
+    #: Whether the layer is none of the suite's: then its key has its features, too.
+    own: bool = False
 
     @property
     def key(self) -> str:
         """The row's key, as its files are named."""
         if self.layer is not None:
-            wide = f"-{F32}" * (self.out == F32)
-            return f"{self.suite}-{self.op}-{self.mode}-{self.layer}-T{self.T}{wide}"
+            features, wide = f"-K{self.K}-N{self.N}" * self.own, f"-{F32}" * (self.out == F32)
+            return f"{self.suite}-{self.op}-{self.mode}-{self.layer}-T{self.T}{features}{wide}"
         return f"{self.suite}-{self.op}-{self.mode}-T{self.T}-H{self.H}-N{self.N}"
 
     @property
@@ -273,7 +275,8 @@ def group(manifest: Manifest, cells: Cells, finished: Sequence[tuple[RowFacts, M
         found.setdefault((c.gpu, row_id), {})[c.arm, c.over] = c
     sizes: dict[str | None, tuple[int | None, int, int]]
     sizes = {c.layer: (c.K, c.N, c.heads) for c in cells.cells if c.layer is not None}
-    rows = [_row(gpu, row_id, sizes, many_n, by_arm) for (gpu, row_id), by_arm in found.items()]
+    named = {parts: key for key, parts in keys.items()}
+    rows = [_row(gpu, row_id, sizes, many_n, by_arm, named) for (gpu, row_id), by_arm in found.items()]
     seen = {row.key for row in rows}
     why = (
         "the run ended before this row was measured"
@@ -282,7 +285,7 @@ def group(manifest: Manifest, cells: Cells, finished: Sequence[tuple[RowFacts, M
     )
     for key, parts in keys.items():
         if key not in seen:
-            rows.append(_row(manifest.device.name, parts, sizes, many_n, {}, why))
+            rows.append(_row(manifest.device.name, parts, sizes, many_n, {}, named, why))
     sequence = list(keys.values())
     ops, modes = _unique(p.op for p in sequence), _unique(p.mode for p in sequence)
     layers = _unique(p.layer for p in sequence if p.layer is not None)
@@ -306,14 +309,18 @@ def _row(
     sizes: Mapping[str | None, tuple[int | None, int, int]],
     show_n: bool,
     cells: Mapping[tuple[str, str], Cell],
+    named: Mapping[_Id, str],
     missing: str = "",
 ) -> Row:
-    """A row of what its key or its cells say; ``sizes`` are K, N and heads of the layers that have cells."""
+    """A row of what its key or its cells say; ``sizes`` are K, N and heads of the layers that have cells,
+    ``named`` the keys of the run's rows.
+    """
     suite, op, mode, t, h, n, layer, out = parts
     if layer is None:
         return Row(gpu, suite, op, mode, t, h, n or 0, cells, missing, show_n)
     k, n, heads = sizes.get(layer, (None, 0, 1))
-    return Row(gpu, suite, op, mode, t, None, n, cells, missing, False, layer, k, out, heads)
+    own = re.search(r"-K\d+-N\d+", named.get(parts, "")) is not None
+    return Row(gpu, suite, op, mode, t, None, n, cells, missing, False, layer, k, out, heads, own)
 
 
 def _parse(key: str) -> _Id:
@@ -322,7 +329,7 @@ def _parse(key: str) -> _Id:
     if router:
         suite, op, mode, t, h, n = router.groups()
         return _Id(suite, op, mode, int(t), int(h), int(n))
-    dense = re.fullmatch(r"([^-]+)-([^-]+)-([^-]+)-(.+)-T(\d+)(-f32)?", key)
+    dense = re.fullmatch(r"([^-]+)-([^-]+)-([^-]+)-(.+)-T(\d+)(?:-K\d+-N\d+)?(-f32)?", key)
     if dense is None:
         raise ValueError(
             f"row key {key!r}: needs suite-op-mode-T<n>-H<n>-N<n> or suite-op-mode-layer-T<n>[-f32]"
