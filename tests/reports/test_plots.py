@@ -74,8 +74,8 @@ def test_tensor_floor_is_six_products_at_the_peak():
 
 
 def test_floors_know_the_ops_of_the_suite():
-    from bench.suites import OPS
-from bench.tensors import router_tensors
+    from bench.suites import OPS, Row, Shape
+    from bench.tensors import router_tensors
 
     assert set(READS) == set(GEMMS) == set(OPS)
     for op, gemms in OPS.items():
