@@ -89,7 +89,9 @@ def load_kernel(cubin: bytes, name: str, *, device: int, smem_bytes: int = 0) ->
         bind_thread(device)
         module = check(f"cuModuleLoadData({name})", api.cuModuleLoadData(cubin))
         function = check(f"cuModuleGetFunction({name})", api.cuModuleGetFunction(module, name.encode()))
-        if smem_bytes > 48 * 1024:
+        if (
+            smem_bytes
+        ):  # beyond 48 KiB, of which the kernel's own static memory is a part, it has to be asked for
             attribute = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(
                 f"cuFuncSetAttribute({name}, {smem_bytes} bytes of shared memory)",

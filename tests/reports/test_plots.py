@@ -74,7 +74,7 @@ def test_tensor_floor_is_six_products_at_the_peak():
 
 
 def test_floors_know_the_ops_of_the_suite():
-    from bench.suites import OPS, Row, Shape
+    from bench.suites import OPS
     from bench.tensors import router_tensors
 
     assert set(READS) == set(GEMMS) == set(OPS)

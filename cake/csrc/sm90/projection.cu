@@ -45,6 +45,10 @@ struct ProjectionParams {
   int units, whole;  // units with halves counted as units; those that are not cut
   int a_batched, b_batched;  // 0: one matrix for all
   int spin;
+  // The output in lines along its unit stride: elements of a line, and how many of them are whole 16-byte units.
+  int inner, whole_inner, lines;
+  long long line, matrix;  // elements from one to the next
+  void* to;
 };
 
 struct Unit { int tile, batch, part, row, column, first, count; };  // row in blocks, `count` blocks; column in elements
@@ -222,6 +226,27 @@ struct Consumer {
     }
   }
 
+  // What of a piece is in the last unit of 16 bytes of its lines, where that is not whole. A box would store all of it (seen on an
+  // H200: what lies outside the matrix is left out by units of 16 bytes), and the rest of the unit is another's.
+  __device__ __forceinline__ void store_rest(const Unit& w, const char* from, int row, int column) {
+    const int along = OUT_UNIT_N ? column : row, line = OUT_UNIT_N ? row : column, unit = 16 / ELEMENT;
+    if (p.inner == p.whole_inner || along >= p.inner || along + (OUT_UNIT_N ? PIECE : BLOCK) <= p.whole_inner) return;
+    const int at = p.whole_inner - along, left = p.inner - p.whole_inner;
+    const char* box = from + (OUT_UNIT_N || OUT_BF16 ? 0 : at / 32 * (PIECE * 128));
+#pragma unroll 1
+    for (int i = thread; i < (OUT_UNIT_N ? BLOCK : PIECE) * unit; i += 128) {
+      const int l = i / unit, e = i % unit;
+      if (e >= left || line + l >= p.lines) continue;
+      const int place = at % (LINE / ELEMENT) / unit ^ (LINE == 128 ? l % 8 : 0);
+      const char* v = box + l * LINE + place * 16 + e * ELEMENT;
+      const long long to = w.batch * p.matrix + (line + l) * p.line + p.whole_inner + e;
+      if constexpr (OUT_BF16)
+        static_cast<unsigned short*>(p.to)[to] = *reinterpret_cast<const unsigned short*>(v);
+      else
+        static_cast<float*>(p.to)[to] = *reinterpret_cast<const float*>(v);
+    }
+  }
+
   __device__ __forceinline__ void store(const Unit& w, int block, const float (&sum)[BN / 2]) {
     const int row = (w.row + block) * BLOCK;
 #pragma unroll
@@ -232,8 +257,9 @@ struct Consumer {
       stage(to, sum, first);
       fence_async();
       sync();
-      if (thread == 0) {
-        const int column = w.column + first;
+      const int column = w.column + first;
+      store_rest(w, to, row, column);
+      if (thread == 0 && p.whole_inner) {
         if constexpr (OUT_UNIT_N) {
           store_box(p.out, to, column, row, w.batch);
         } else if constexpr (OUT_BF16) {
