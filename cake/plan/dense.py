@@ -169,7 +169,7 @@ def plan_projection(
         where = (problem.kind, *tokens(problem), problem.batch, problem.out.dtype)
         rule = dense_rules.match(dense_rules.shipped(family), *where)
     if family == "sm90":
-        size = problem.m, problem.n, problem.k, problem.batch
+        size = problem.m, problem.n, problem.k, problem.batch, problem.out.dtype
         if rule is None:
             return by_way(problem, ways.best(*size, spec.sms), spec.sms)
         splits = ways.splits(*size) if rule.splits is None else rule.splits

@@ -31,6 +31,10 @@ class Form:
         """Blocks of 64 rows that a warpgroup has of a tile."""
         return self.rows // BLOCK // self.sharing
 
+    def stores(self, dtype: str) -> bool:
+        """Whether there are programs that store the dtype: with 192 sums a thread, FP32 stores spill."""
+        return dtype == "bf16" or self.height * self.columns // 2 <= 128
+
 
 #: By name; each is the fastest one of some row of the dense suite (docs/kernels.md).
 FORMS = {

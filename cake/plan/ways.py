@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from ..operand import ITEMSIZE
 from .forms import FORMS, STEP
 from .projection_estimate import estimate
 
@@ -32,9 +33,9 @@ class Way:
 
 
 def ways(
-    m: int, n: int, k: int, batch: int, sms: int, *, pinned: int | None = None
+    m: int, n: int, k: int, batch: int, out: str, sms: int, *, pinned: int | None = None
 ) -> Iterator[tuple[float, Way]]:
-    """Every way to do ``batch`` products [m, k] @ [k, n], with its estimated time in us; ``pinned`` are the
+    """Every way to do ``batch`` products [m, k] @ [k, n] into the dtype ``out``, with its estimated time in us; ``pinned`` are the
     parts of K.
     """
     cuts = SPLITS if pinned is None else (pinned,)
@@ -42,6 +43,8 @@ def ways(
     for swapped in (False, True):
         rows, columns = (n, m) if swapped else (m, n)
         for name, form in FORMS.items():
+            if not form.stores(out):
+                continue
             for cut in cuts:
                 if pinned is None and cut > 1 and k < cut * MIN_PART:
                     break
@@ -49,21 +52,21 @@ def ways(
                 tiles = -(-rows // form.rows) * -(-columns // form.columns) * batch
                 rest = tiles * parts % sms
                 for tail in (False, True) if form.height > 1 and 0 < 2 * rest <= sms else (False,):
-                    us = estimate(form, rows, columns, k, batch, parts, tail, sms)
+                    us = estimate(form, rows, columns, k, batch, parts, tail, sms, ITEMSIZE[out])
                     yield us, Way(name, cut, tail, swapped)
 
 
-def best(m: int, n: int, k: int, batch: int, sms: int) -> Way:
+def best(m: int, n: int, k: int, batch: int, out: str, sms: int) -> Way:
     """The way of the least estimated time. Its partition depends on the shape alone, its form on the device's
     ``sms`` too.
     """
-    pinned = splits(m, n, k, batch)
-    return min(ways(m, n, k, batch, sms, pinned=pinned), key=_us)[1]
+    pinned = splits(m, n, k, batch, out)
+    return min(ways(m, n, k, batch, out, sms, pinned=pinned), key=_us)[1]
 
 
-def splits(m: int, n: int, k: int, batch: int) -> int:
+def splits(m: int, n: int, k: int, batch: int, out: str) -> int:
     """The parts of K of the shape."""
-    return min(ways(m, n, k, batch, PARTITION_SMS), key=_us)[1].splits
+    return min(ways(m, n, k, batch, out, PARTITION_SMS), key=_us)[1].splits
 
 
 def _us(way: tuple[float, Way]) -> float:

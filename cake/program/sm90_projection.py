@@ -49,8 +49,9 @@ def stages_and_buffers(form: Form, b_unit_k: bool, out_dtype: str) -> tuple[int,
 def program(key: ProjectionKey) -> Program:
     """The program of a key. Raises ``LookupError`` for a form there is none of."""
     form = FORMS.get(key.form)
-    if form is None:
-        raise LookupError(f"no program {key}; forms of sm90 are {', '.join(FORMS)}")
+    if form is None or not form.stores(key.out_dtype):
+        known = ", ".join(name for name, form in FORMS.items() if form.stores(key.out_dtype))
+        raise LookupError(f"no program {key}; forms of sm90 with such outputs are {known}")
     stages, buffers = stages_and_buffers(form, key.b_unit_k, key.out_dtype)
     columns = columns_of(form, key.out_dtype)
     piece = BLOCK * columns * ITEMSIZE[key.out_dtype]
@@ -93,4 +94,5 @@ def keys() -> list[ProjectionKey]:
     return [
         ProjectionKey("sm90", form, a_k, b_k, out, rows)
         for form, a_k, b_k, out, rows in product(FORMS, both, both, ITEMSIZE, both)
+        if FORMS[form].stores(out)
     ]
