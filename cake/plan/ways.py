@@ -35,7 +35,8 @@ class Way:
 def ways(
     m: int, n: int, k: int, batch: int, out: str, sms: int, *, pinned: int | None = None
 ) -> Iterator[tuple[float, Way]]:
-    """Every way to do ``batch`` products [m, k] @ [k, n] into the dtype ``out``, with its estimated time in us; ``pinned`` are the
+    """Every way to do ``batch`` products [m, k] @ [k, n] into dtype ``out``, with its estimated time in us;
+    ``pinned`` are the
     parts of K.
     """
     cuts = SPLITS if pinned is None else (pinned,)
