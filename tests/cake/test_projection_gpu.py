@@ -35,6 +35,14 @@ def key(request):
     return request.param
 
 
+@pytest.fixture
+def device(device):
+    """What only a GPU can show is not asked of a CPU."""
+    if device.type == "cpu":
+        pytest.skip("a GPU's alone")
+    return device
+
+
 def run(key: ProjectionKey, tensors, splits: int, raster: int = 2, times: int = 1) -> torch.Tensor:
     plan, (_, _, out), at = by_key(key, tensors, launch.device_spec(0), splits, raster)
     bound = BoundProjection(plan, out.device)
