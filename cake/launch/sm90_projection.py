@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..operand import ITEMSIZE, View
 from ..plan.dense import ProjectionPlan
 from ..program.template import Program
-from .router import Addresses, aligned
+from .router import Addresses, aligned, inverse
 from .tensormap import ALIGNMENT, Mapped, TensorMap, matrix
 
 #: Bytes of the units that a box is stored in.
@@ -32,6 +32,11 @@ class ProjectionParams(ctypes.Structure):
         ("parts", ctypes.c_int),
         ("units", ctypes.c_int),
         ("whole", ctypes.c_int),
+        ("parts_inverse", ctypes.c_uint),
+        ("tiles_inverse", ctypes.c_uint),
+        ("band_inverse", ctypes.c_uint),
+        ("raster_inverse", ctypes.c_uint),
+        ("rest_inverse", ctypes.c_uint),
         ("a_batched", ctypes.c_int),
         ("b_batched", ctypes.c_int),
         ("spin", ctypes.c_int),  # read by planted programs only
@@ -41,7 +46,7 @@ class ProjectionParams(ctypes.Structure):
         ("line", ctypes.c_longlong),
         ("matrix", ctypes.c_longlong),
         ("to", ctypes.c_void_p),
-        ("_", ctypes.c_char * (-(5 * 8 + 14 * 4) % ALIGNMENT)),
+        ("_", ctypes.c_char * (-(5 * 8 + 20 * 4) % ALIGNMENT)),
     )
 
 
@@ -50,7 +55,10 @@ def parameters(plan: ProjectionPlan) -> ProjectionParams:
     p, (rows, columns) = plan.problem, plan.tiles
     block = aligned(ProjectionParams)
     block.tiles_m, block.tiles_n = rows, columns
-    block.raster = min(plan.raster.height, rows)
+    block.raster = raster = min(plan.raster.height, rows)
+    block.parts_inverse, block.tiles_inverse = inverse(plan.parts), inverse(rows * columns)
+    block.band_inverse, block.raster_inverse = inverse(raster * columns), inverse(raster)
+    block.rest_inverse = inverse(rows % raster or raster)
     block.k, block.segment, block.parts = p.k, plan.partition.segment, plan.parts
     block.whole, halves = plan.cut
     block.units = block.whole + halves

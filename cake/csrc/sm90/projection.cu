@@ -17,6 +17,7 @@
 #include "common/hopper.cuh"
 #include "common/pack.cuh"
 #include "common/planted.cuh"
+#include "common/raster.cuh"
 #include "common/wgmma_shared.cuh"
 
 namespace cake {
@@ -43,6 +44,7 @@ struct ProjectionParams {
   int tiles_m, tiles_n, raster;
   int k, segment, parts;
   int units, whole;  // units with halves counted as units; those that are not cut
+  unsigned parts_inverse, tiles_inverse, band_inverse, raster_inverse, rest_inverse;  // see common/raster.cuh
   int a_batched, b_batched;  // 0: one matrix for all
   int spin;
   // The output in lines along its unit stride: elements of a line, and how many of them are whole 16-byte units.
@@ -59,16 +61,13 @@ __device__ __forceinline__ Unit unit_of(const ProjectionParams& p, int u) {
   if (half >= 0) u = p.whole + (u - p.whole) / 2;
   w.count = half < 0 ? HEIGHT : HEIGHT / 2;
   w.first = half > 0 ? SHARING * (HEIGHT / 2) : 0;
-  w.part = u % p.parts;
-  w.tile = u / p.parts;
-  const int tiles = p.tiles_m * p.tiles_n;
-  w.batch = w.tile / tiles;
-  const int t = w.tile - w.batch * tiles;
-  // As cake/plan/raster.py.
-  const int first = t / (p.raster * p.tiles_n) * p.raster, height = min(p.raster, p.tiles_m - first);
-  const int inside = t - first * p.tiles_n;
-  w.row = (first + inside % height) * BLOCKS;
-  w.column = inside / height * BN;
+  w.tile = divide(u, p.parts, p.parts_inverse);
+  w.part = u - w.tile * p.parts;
+  w.batch = divide(w.tile, tiles_of(p), p.tiles_inverse);
+  int tile_m, tile_n;
+  locate(p, w.tile - w.batch * tiles_of(p), tile_m, tile_n);
+  w.row = tile_m * BLOCKS;
+  w.column = tile_n * BN;
   return w;
 }
 
@@ -322,6 +321,9 @@ __device__ __forceinline__ void project(const ProjectionParams& p) {
       barrier_init(&barriers.order[1], 4);
       barrier_fence();
     }
+    // A map is fetched from memory like all else, which takes as long as the barriers and the first unit's place.
+    if (threadIdx.x == 32) prefetch_map(p.a);
+    if (threadIdx.x == 64) prefetch_map(p.b);
     // The first copies wait for nobody.
     __syncwarp();
     arrive_threads(0, THREADS);
