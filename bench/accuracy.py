@@ -8,8 +8,9 @@ also be the same, because that is what its logits are for; of a BF16 output no e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ TOP = 8
 #: an element of a BF16 output, over 1 + its size.
 BUDGETS = {"bf16": 4e-3, "f32": 5e-5}
 ELEMENT = 1e-2
+#: Elements compared at a time: 32 MB of FP64, so that differences stay in a GPU's L2 and take no memory of
+#: the size of the output.
+BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -47,22 +51,47 @@ def budget_of(row: Row, router: float = BUDGET) -> float:
     return BUDGETS.get(row.out, router)
 
 
+class Errors(NamedTuple):
+    """The errors of an output, all infinite if one of its elements is not finite: relative Frobenius, the
+    largest, and the largest of an element over 1 + its size.
+    """
+
+    rel_fro: float
+    max_abs: float
+    element: float
+
+
+def errors_of(out: torch.Tensor, reference: torch.Tensor) -> Errors:
+    """The errors of an output against its FP64 reference of the same shape, block by block."""
+    if not out.numel():
+        return Errors(0.0, 0.0, 0.0)
+    parts = []
+    for mine, exact in _blocks(out, reference):
+        difference = torch.sub(mine, exact).abs_()  # of BF16 or FP32 and FP64: in FP64
+        norms = torch.linalg.vector_norm(difference), torch.linalg.vector_norm(exact)
+        largest = difference.max()
+        parts.append(torch.stack((*norms, largest, difference.div_(exact.abs().add_(1.0)).max())))
+    error, norm, absolute, element = torch.stack(parts).unbind(dim=1)
+    total, whole = float(torch.linalg.vector_norm(error)), float(torch.linalg.vector_norm(norm))
+    relative = total / whole if whole else (0.0 if total == 0 else math.inf)
+    found = Errors(relative, float(absolute.max()), float(element.max()))
+    return found if all(map(math.isfinite, found)) else Errors(math.inf, math.inf, math.inf)
+
+
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
     """(relative Frobenius error, maximum absolute error); both infinite if any element is not finite."""
-    difference = out.double() - reference
-    absolute = float(difference.abs().max()) if difference.numel() else 0.0
-    norm = float(torch.linalg.vector_norm(reference))
-    error = float(torch.linalg.vector_norm(difference))
-    relative = error / norm if norm else (0.0 if error == 0 else math.inf)
-    if not (math.isfinite(relative) and math.isfinite(absolute)):
-        return math.inf, math.inf
-    return relative, absolute
+    found = errors_of(out, reference)
+    return found.rel_fro, found.max_abs
 
 
-def element_error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest error of an element over 1 + its size; infinite if one is not finite."""
-    error = float(((out.double() - reference).abs_() / reference.abs().add_(1.0)).max())
-    return error if math.isfinite(error) else math.inf
+def _blocks(out: torch.Tensor, reference: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both by rows of about :data:`BLOCK` elements, head by head."""
+    if out.dim() > 2:
+        for pair in zip(out, reference, strict=True):
+            yield from _blocks(*pair)
+        return
+    rows = max(BLOCK // max(out.shape[-1], 1), 1)
+    yield from zip(out.split(rows), reference.split(rows), strict=True)
 
 
 def top_experts(out: torch.Tensor, reference: torch.Tensor, budget: float = BUDGET) -> tuple[bool, int]:
@@ -95,18 +124,16 @@ def poison(row: Row, tensors: Tensors) -> None:
 def measure(row: Row, tensors: Tensors, refs: References, budget: float = BUDGET) -> Accuracy:
     """The errors of the op's outputs as they are now: the worst over its GEMMs."""
     kinds = dict.fromkeys(row.gemms)
-    errors = [relative_error(tensors.output(kind), refs.by_kind[kind]) for kind in kinds]
-    equal, ties, element = None, 0, None
+    errors = [errors_of(tensors.output(kind), refs.by_kind[kind]) for kind in kinds]
+    equal, ties = None, 0
     if row.suite == "router" and "fwd" in row.gemms:
         equal, ties = top_experts(tensors.out, refs.by_kind["fwd"], budget)
-    if row.out == "bf16":
-        element = max(element_error(tensors.output(kind), refs.by_kind[kind]) for kind in kinds)
     return Accuracy(
-        rel_fro=max(e[0] for e in errors),
-        max_abs=max(e[1] for e in errors),
+        rel_fro=max(e.rel_fro for e in errors),
+        max_abs=max(e.max_abs for e in errors),
         top8_equal=equal,
         top8_ties=ties,
-        element=element,
+        element=max(e.element for e in errors) if row.out == "bf16" else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -51,7 +52,8 @@ def measure_row(
         guard(bench, row, work, partial(_prepare, bench, row, tensors, refs, work))
     _judge_emulated(bench, works)
     timed = [w for w in works if w.alive]
-    timing = time_groups(bench, row, timed, progress)
+    preset = bench.preset.within(next((w.us for w in timed if w.us is not None), None))
+    timing = time_groups(replace(bench, preset=preset), row, timed, progress)
     for work in works:
         if work.alive:
             guard(bench, row, work, partial(_check_again, bench, row, tensors, refs, work))
@@ -83,6 +85,7 @@ def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: W
     if row.mode == "graph":
         work.launches = [capture(work.prepared.run).replay]
         work.another = partial(_instance, row, tensors, work.arm)
+        work.instances = bench.preset.instances
     work.before = _errors(bench, row, tensors, refs, work.launches)
     if work.hashed:
         work.bits = _bits(row, tensors)
@@ -92,7 +95,7 @@ def _prepare(bench: Bench, row: Row, tensors: Tensors, refs: References, work: W
     if work.prepared.deterministic is not None:
         _call_deterministic(bench, row, tensors, work, work.prepared.deterministic)
     if bench.timer is not None:
-        work.kernels = _kernels_of(bench.timer, bench, work.launches[0])
+        work.kernels, work.us = _seen(bench.timer, bench, work.launches[0])
 
 
 def _instance(row: Row, tensors: Tensors, arm: Arm) -> Callable[[], None]:
@@ -129,16 +132,18 @@ def _errors(
     return accuracy.worst(found)
 
 
-def _kernels_of(timer: Timer, bench: Bench, launch: Callable[[], None]) -> tuple[str, ...]:
-    """The kernel names of one op, as the timer sees them: every timed step must show them again."""
+def _seen(timer: Timer, bench: Bench, launch: Callable[[], None]) -> tuple[tuple[str, ...], float | None]:
+    """The kernel names of one op, as the timer sees them (every timed step must show them again), and about
+    how long it takes.
+    """
     if timer.name == "cpu":  # it sees no kernels, and a step of a large op takes a while
-        return ()
+        return (), None
     seen = timer.visit(launch, cold=bench.cold, untimed=1, steps=3)
     good = next((step for step in seen if not step.void), None)
     # Without a known sequence no later step could be found to differ from it.
     if good is None and timer.name == "cupti":
         raise RuntimeError(f"the op's kernels were not seen: {seen[0].void}")
-    return good.kernels if good else ()
+    return (good.kernels, good.us) if good else ((), None)
 
 
 def _judge_emulated(bench: Bench, works: Sequence[Work]) -> None:

@@ -14,6 +14,7 @@ from bench.arms import CAKE, CAKE_DET, CAKE_FP16X2, CAKE_PREV, CONTROL, SEQUENCE
 from bench.cells import SOTA
 from bench.model import Cell, Cells, GateFinding, GateResult, Manifest
 from bench.rule import other_rule
+from bench.suites import row_of
 
 #: What a ratio through library calls of two runs must exceed: ten times the minimum effect within a run. It
 #: is chosen, not measured: pairing takes clocks, power and memory placement out of a ratio within a run, and
@@ -245,7 +246,7 @@ def _across(
 
 def row_key(cell: Cell) -> str:
     """The key of a cell's row."""
-    return f"{cell.suite}-{cell.op}-{cell.mode}-T{cell.T}-H{cell.H}-N{cell.N}"
+    return row_of(cell).key
 
 
 def _by_row(cells: Cells) -> dict[RowId, dict[tuple[str, str], Cell]]:

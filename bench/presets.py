@@ -29,7 +29,8 @@ class Preset:
     library candidate. A row has at most ``at_most`` times as many groups: more than once as many where
     cake's intervals stay wide. Once its groups have taken ``row_seconds``, none is added or measured again
     for a slow host (``None``: no limit). In form ``passes``, ``groups`` counts passes, each of two visits of
-    an arm.
+    an arm. The timed steps of a visit are as many as fit into ``visit_us``, at least one (``None``: all).
+    In graph mode so many ``instances`` of an arm take turns (``None``: every group has one of its own).
     """
 
     name: str
@@ -44,6 +45,14 @@ class Preset:
     row_seconds: float | None = None
     form: Literal["groups", "passes"] = "groups"
     outs: tuple[str, ...] = ("",)
+    instances: int | None = None
+    visit_us: float | None = None
+
+    def within(self, us: float | None) -> Preset:
+        """The preset for a row whose op takes about so long, ``None`` where that is not known."""
+        if us is None or self.visit_us is None:
+            return self
+        return replace(self, steps=max(min(self.steps, int(self.visit_us / us)), 1))
 
 
 _OPS = tuple(OPS)
@@ -107,6 +116,10 @@ CPU_PRESETS = {
 PASSES, PASS_STEPS = 16, 5
 
 
+#: Of a dense row, the timed steps of a visit take no longer, if that leaves one.
+VISIT_US = 3000.0
+
+
 def _dense(
     name: str,
     shapes: tuple[DenseShape, ...],
@@ -115,6 +128,7 @@ def _dense(
     *,
     steps: int = 2,
     search_steps: int = 2,
+    instances: int | None = None,
 ) -> Preset:
     """A preset of the dense suite, which is judged by passes."""
     return Preset(
@@ -128,12 +142,15 @@ def _dense(
         search_steps=search_steps,
         form="passes",
         outs=("bf16",),
+        instances=instances,
+        visit_us=VISIT_US,
     )
 
 
-# Rows of up to 4.5 ms, six arms: of three steps a visit 294 rows take about 8 minutes on an H200.
+# Seven arms on 294 rows of 10 us to 5 ms, by what steps (0.3 ms and their time), instances (5 ms) and checks
+# take on an H200: about 7.7 minutes; with an instance a pass and three steps a visit it would be 12.
 DENSE_GPU_PRESETS = {
-    "full": _dense("full", dense_shapes(), "graph", PASSES, steps=3, search_steps=5),
+    "full": _dense("full", dense_shapes(), "graph", PASSES, steps=3, search_steps=5, instances=8),
     "quick": _dense(
         "quick",
         dense_shapes(("q_a", "kv_a", "dense_down", "indexer_k", "mla_k"), (64, 1024, 16384)),

@@ -299,7 +299,7 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         untimed=bench.preset.untimed,
         at_most=bench.preset.at_most,
         row_seconds=bench.preset.row_seconds,
-        instances=0 if bench.timer else 1,
+        instances=(bench.preset.instances or 0) if bench.timer else 1,
         reloads=bench.timer is not None,
         # Counted when the run ends.
         timer=facts.model_copy(update={"dropped_records": 0, "odd_correlations": 0}),
@@ -397,6 +397,12 @@ def _routes_note(device: torch.device) -> list[str]:
 def _notes(session: Session, timer: TimerFacts) -> list[str]:
     """What a reader of the run must know: rows left out, and what could not be had here."""
     notes = [*left_out(session.rows), *session.notes]
+    preset = session.bench.preset
+    if preset.visit_us is not None and preset.steps > 1:
+        notes.append(
+            f"{preset.steps} timed steps a visit, but no more than fit into {preset.visit_us / 1e3:g} ms, "
+            "and at least one"
+        )
     if not session.only:
         notes += _routes_note(session.bench.device)
     if note := check_note(timer):

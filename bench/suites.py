@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.layers import LAYERS, DenseShape, Layer, dense_shapes
+from bench.model import Cell
 from cake.router import OPS
 
 SUITES = ("router", "dense")
@@ -92,6 +93,16 @@ class Row:
         return zlib.crc32(f"{self.suite}-{self.shape}".encode())
 
 
+def row_of(cell: Cell) -> Row:
+    """The row that a cell is of."""
+    if cell.layer is None or cell.K is None:
+        return Row(cell.suite, cell.op, cell.mode, Shape(cell.T, cell.H or 0, cell.N))
+    layer = LAYERS.get(cell.layer)
+    if layer is None or (layer.K, layer.N, layer.heads) != (cell.K, cell.N, cell.heads):
+        layer = Layer(cell.layer, cell.K, cell.N, cell.heads)
+    return Row(cell.suite, cell.op, cell.mode, DenseShape(layer, cell.T), cell.out or "")
+
+
 def _router_row(key: str) -> Row | None:
     parts = re.fullmatch(r"router-([^-]+)-(\w+)-T(\d+)-H(\d+)-N(\d+)", key)
     if parts is None:
@@ -164,20 +175,9 @@ def load_shapes(path: Path, suite: str = "router") -> list[AnyShape]:
     if not isinstance(entries, list) or not entries:
         example = EXAMPLES[suite]
         raise ValueError(f"{path}: needs a non-empty list, shapes = [{example}]")
-    shapes: list[AnyShape] = []
-    for i, entry in enumerate(entries):
-        if suite == "dense":
-            shapes.append(_dense_shape(f"{path}: shapes[{i}]", entry))
-            continue
-        ok = isinstance(entry, dict) and {"T", "H"} <= entry.keys() <= {"T", "H", "N"}
-        if not ok or not all(type(v) is int and v > 0 for v in entry.values()):
-            raise ValueError(
-                f"{path}: shapes[{i}] is {entry!r}; needs positive integers T, H and optionally N"
-            )
-        shape = Shape(**entry)
-        if shape.N % 8:
-            raise ValueError(f"{path}: shapes[{i}] has N = {shape.N}; N must be a multiple of 8")
-        shapes.append(shape)
+    read = _dense_shape if suite == "dense" else _router_shape
+    shapes = [read(f"{path}: shapes[{i}]", entry) for i, entry in enumerate(entries)]
+    _refuse_other_sizes(path, shapes)
     return shapes
 
 
@@ -185,7 +185,32 @@ def load_shapes(path: Path, suite: str = "router") -> list[AnyShape]:
 EXAMPLES = {"router": "{T = 64, H = 4096, N = 256}", "dense": '{layer = "mine", T = 64, K = 4096, N = 12288}'}
 
 
-def _dense_shape(where: str, entry: object) -> DenseShape:
+def _router_shape(where: str, entry: object) -> AnyShape:
+    """An entry of a file of router shapes."""
+    ok = isinstance(entry, dict) and {"T", "H"} <= entry.keys() <= {"T", "H", "N"}
+    if not (isinstance(entry, dict) and ok and all(type(v) is int and v > 0 for v in entry.values())):
+        raise ValueError(f"{where} is {entry!r}; needs positive integers T, H and optionally N")
+    shape = Shape(**entry)
+    if shape.N % 8:
+        raise ValueError(f"{where} has N = {shape.N}; N must be a multiple of 8")
+    return shape
+
+
+def _refuse_other_sizes(path: Path, shapes: Iterable[AnyShape]) -> None:
+    """A layer's name stands for one size in a report, and the suite's names for its own."""
+    known = dict(LAYERS)
+    for shape in shapes:
+        if not isinstance(shape, DenseShape):
+            continue
+        layer = known.setdefault(shape.layer.name, shape.layer)
+        if (layer.K, layer.N) != (shape.K, shape.N):
+            raise ValueError(
+                f"{path}: layer {layer.name!r} is {layer.K}->{layer.N} and {shape.K}->{shape.N}; "
+                "give one of them another name"
+            )
+
+
+def _dense_shape(where: str, entry: object) -> AnyShape:
     """An entry of a file: a layer of the suite by its name, or one of the user's own."""
     ok = isinstance(entry, dict) and {"layer", "T"} <= entry.keys() <= {"layer", "T", "K", "N"}
     if not (
@@ -208,4 +233,6 @@ def _dense_shape(where: str, entry: object) -> DenseShape:
         return DenseShape(LAYERS[name], entry["T"])
     if entry["N"] % 8:
         raise ValueError(f"{where} has N = {entry['N']}; N must be a multiple of 8")
-    return DenseShape(Layer(name, entry["K"], entry["N"]), entry["T"])
+    same = LAYERS.get(name)
+    layer = same if same and (same.K, same.N) == (entry["K"], entry["N"]) else None
+    return DenseShape(layer or Layer(name, entry["K"], entry["N"]), entry["T"])

@@ -59,6 +59,10 @@ class Work:
     #: Its instances, each of which does the op, and how another one is made (in graph mode).
     launches: list[Callable[[], None]] = field(default_factory=list)
     another: Callable[[], Callable[[], None]] | None = None
+    #: How many instances take turns; ``None``: every group has one of its own.
+    instances: int | None = None
+    #: About what the op takes, where the timer said so before the groups.
+    us: float | None = None
     kernels: tuple[str, ...] = ()
     before: Accuracy | None = None
     after: Accuracy | None = None
@@ -80,12 +84,15 @@ class Work:
         self.status, self.reason, self.launches = status, reason, []
 
     def launch(self, group: int) -> Callable[[], None]:
-        """The instance of a group: in graph mode one of its own, made when it is first asked for."""
+        """The instance of a group, made when it is first asked for: in graph mode one of its own, or the one
+        whose turn it is.
+        """
         if self.another is None:
             return self.launches[0]
-        while len(self.launches) <= group:
+        turn = group if self.instances is None else group % self.instances
+        while len(self.launches) <= turn:
             self.launches.append(self.another())
-        return self.launches[group]
+        return self.launches[turn]
 
     def flag(self, flag: Flag) -> None:
         """Put a flag beside the arm's times."""
