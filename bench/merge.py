@@ -95,6 +95,7 @@ def _check(manifests: Sequence[Manifest]) -> None:
             "timer": m.timer.name,
             "form": m.form,
             "L2": m.l2_state,
+            "pause before a step in ms": m.pause_ms,
             "workspace": m.workspace_bytes,
             "accuracy budget": m.budget,
             "judgement": m.judgement,

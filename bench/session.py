@@ -97,12 +97,13 @@ class Session:
         return self.rows[0].suite
 
     def arms(self, picks: Picks) -> list[Arm]:
-        """All arms, in print order; library arms take the calls of ``picks``."""
+        """All arms of the suite, in print order; library arms take the calls of ``picks``."""
         if self.only:
             return list(self.only)
         own = cake_arms(self.previous.module if self.previous else None)
         arms = [*own, *library_arms(self.libraries, picks), *self.user_arms]
-        return [arm for arm in arms if any(map(arm.does, self.rows))]
+        every = [replace(self.rows[0], op=op) for op in SUITE_OPS[self.suite]]
+        return [arm for arm in arms if any(map(arm.does, every))]
 
     def close(self) -> None:
         """Let go of the timer."""
@@ -210,6 +211,10 @@ def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple
     suite = options.suite or (before.suite if before else "router")
     if suite not in SUITES:
         raise RunRefused(f"suite {suite!r} is unknown; suites are {', '.join(SUITES)}")
+    if before and suite != before.suite:
+        raise RunRefused(
+            f"{options.resume} is a run of suite {before.suite}; leave --suite {suite} out, or start a new run"
+        )
     default = before.preset if before else "quick" if device == "cpu" else "full"
     preset = _formed(preset_for(options.preset or default, device, suite), options, before)
     if before and options.preset in (None, before.preset):
@@ -398,7 +403,7 @@ def _notes(session: Session, timer: TimerFacts) -> list[str]:
     """What a reader of the run must know: rows left out, and what could not be had here."""
     notes = [*left_out(session.rows), *session.notes]
     preset = session.bench.preset
-    if preset.visit_us is not None and preset.steps > 1:
+    if preset.visit_us is not None and preset.steps > 1 and session.bench.device.type != "cpu":
         notes.append(
             f"{preset.steps} timed steps a visit, but no more than fit into {preset.visit_us / 1e3:g} ms, "
             "and at least one"

@@ -9,6 +9,7 @@ import torch
 from baselines.gemm import Call, Launch, Library
 from bench.model import SAMPLE_COLUMNS, Accuracy, ArmFacts, CallFacts, Device, Manifest, RowFacts, TimerFacts
 from bench.suites import Row, Shape
+from bench.tensors import shape_of
 
 ROW = Row("router", "bwd", "eager", Shape(16, 64, 32))
 FINE = Accuracy(rel_fro=2e-7, max_abs=1e-6)
@@ -45,15 +46,12 @@ def arm(name, kind="library", status="ok", calls=None, **fields):
 
 
 def row_facts(arms, row=ROW):
-    s = row.shape
     return RowFacts(
         key=row.key,
         suite=row.suite,
         op=row.op,
         mode=row.mode,
-        T=s.T,
-        H=s.H,
-        N=s.N,
+        **shape_of(row),
         seed=row.seed,
         arms=tuple(arms),
     )

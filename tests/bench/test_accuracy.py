@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from bench import accuracy
 from bench.accuracy import (
     BUDGET,
+    budget_of,
+    errors_of,
     failure,
     measure,
     poison,
@@ -15,9 +19,10 @@ from bench.accuracy import (
     top_experts,
     worst,
 )
+from bench.layers import DenseShape, Layer
 from bench.model import Accuracy
 from bench.suites import Row, Shape
-from bench.tensors import router_tensors
+from bench.tensors import dense_tensors, router_tensors
 
 ROW = Row("router", "2fwd+bwd", "eager", Shape(16, 256, 32))
 
@@ -124,3 +129,60 @@ def test_fewer_experts_than_eight():
     reference = logits([3.0, 1.0, 2.0])
     assert top_experts(reference.float(), reference) == (True, 0)
     assert top_experts(torch.full((1, 3), math.nan), reference) == (False, 0)
+
+
+DENSE = Row("dense", "wgrad", "eager", DenseShape(Layer("heads", 32, 24, heads=3, slot=40), 50), "bf16")
+
+
+def exactly(row, off=()):
+    """The tensors of a row with outputs that are the references rounded, but for elements ``off``."""
+    t = dense_tensors(row, "cpu")
+    refs = references(t)
+    for kind in ("fwd", "dgrad", "wgrad"):
+        t.output(kind).copy_(refs.by_kind[kind])
+    for place, by in off:
+        t.output(row.op)[place] += by
+    return t, refs
+
+
+@pytest.mark.parametrize("op", ["fwd", "dgrad", "wgrad"])
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+def test_a_dense_output_is_judged_by_its_dtype(op, out):
+    row = replace(DENSE, op=op, out=out)
+    t, refs = exactly(row)
+    found = measure(row, t, refs, budget_of(row))
+    assert budget_of(row) == {"bf16": 4e-3, "f32": 5e-5}[out]
+    assert failure(found, budget_of(row)) == "" and found.top8_equal is None
+    assert (found.element is None) == (out == "f32")
+    t.output(op).mul_(1.005 if out == "bf16" else 1.0001)
+    assert failure(measure(row, t, refs), budget_of(row)).startswith("relative Frobenius error")
+
+
+def test_one_element_of_a_bf16_output_that_is_off_fails():
+    row = replace(DENSE, shape=DenseShape(Layer("plain", 128, 96), 400))
+    t, refs = exactly(row)
+    place = tuple(int(i) for i in (refs.by_kind["wgrad"].abs() > 20).nonzero()[0])
+    for by, fine in ((0.0, True), (0.6, False)):
+        t.dW[place] += by
+        found = measure(row, t, refs)
+        assert found.rel_fro < budget_of(row)
+        said = failure(found, budget_of(row))
+        assert (said == "") if fine else said.startswith("an element is off by ")
+
+
+@pytest.mark.parametrize("block", [1, 100, 1 << 22])
+def test_errors_do_not_depend_on_the_blocks(block, monkeypatch):
+    t, refs = exactly(DENSE, off=[((1, 3, 5), 0.5)])
+    whole = errors_of(t.dW, refs.by_kind["wgrad"])
+    monkeypatch.setattr(accuracy, "BLOCK", block)
+    assert errors_of(t.dW, refs.by_kind["wgrad"]) == pytest.approx(whole, rel=1e-12)
+    difference = t.dW.double() - refs.by_kind["wgrad"]
+    assert whole.rel_fro == pytest.approx(float(difference.norm() / refs.by_kind["wgrad"].norm()))
+    assert whole.max_abs == float(difference.abs().max())
+    t.dW[2, 1, 1] = math.nan
+    assert errors_of(t.dW, refs.by_kind["wgrad"]) == (math.inf, math.inf, math.inf)
+
+
+def test_an_empty_output_has_no_error():
+    empty = torch.empty(0, 8)
+    assert errors_of(empty, empty.double()) == (0.0, 0.0, 0.0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 from bench_builders import ROW, library
@@ -7,11 +9,12 @@ from bench_builders import ROW, library
 import cake
 from baselines.gemm import Library, Unsupported
 from bench import arms
-from bench.accuracy import measure, references
+from bench.accuracy import budget_of, failure, measure, poison, references
 from bench.arms import Arm, ArmsError, Prepared, cake_arms, library_arms, load_arms
+from bench.layers import DenseShape, Layer
 from bench.model import Candidate, GemmSearch, Picks
-from bench.suites import MODES, OPS, Row
-from bench.tensors import router_tensors
+from bench.suites import MODES, OPS, SUITE_OPS, Row
+from bench.tensors import dense_tensors, router_tensors, shape_of
 from cake.plan import UnsupportedDevice
 
 
@@ -66,6 +69,66 @@ def test_cake_arms_do_every_op_within_the_budget(op, mode):
         assert measure(row, t, refs).rel_fro < 4e-7
         assert len(prepared.calls) == len(row.gemms)
         assert prepared.calls[0].algorithm and prepared.program and prepared.partition
+
+
+DENSE = [
+    DenseShape(Layer("plain", 64, 24), 33),
+    DenseShape(Layer("slotted", 24, 32, heads=3, slot=40, weight="in_out"), 17),
+]
+
+
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", SUITE_OPS["dense"])
+@pytest.mark.parametrize("shape", DENSE)
+def test_cake_arms_do_every_projection_within_the_budget(shape, op, mode, out):
+    row = Row("dense", op, mode, shape, out)
+    t = dense_tensors(row, "cpu")
+    refs = references(t)
+    for arm in cake_arms():
+        if not arm.does(row):
+            assert arm.name == "cake_fp16x2"
+            continue
+        poison(row, t)
+        prepared = arm.bind(row, t)
+        prepared.run()
+        assert failure(measure(row, t, refs), budget_of(row)) == ""
+        [call] = prepared.calls
+        assert call.function.startswith("projection_") and call.algorithm
+        assert prepared.program and prepared.partition
+
+
+def test_a_version_without_projections_is_unsupported():
+    row = Row("dense", "fwd", "eager", DENSE[0], "bf16")
+    old = ModuleType("old")
+    with pytest.raises(Unsupported, match="this version has no prepare_projection"):
+        cake_arms(old)[-1].bind(row, dense_tensors(row, "cpu"))
+
+
+def test_library_arms_of_a_projection_take_the_searched_call():
+    row = Row("dense", "wgrad", "eager", DENSE[0], "bf16")
+    t = dense_tensors(row, "cpu")
+    search = GemmSearch.model_validate(
+        {
+            "kind": "wgrad",
+            **shape_of(row),
+            "candidates": [
+                {
+                    "library": "many",
+                    "index": i,
+                    "function": "mm",
+                    "algorithm": f"algorithm {i}",
+                    "us": 3.0 - i,
+                }
+                | {"verified": True}
+                for i in range(3)
+            ],
+        }
+    )
+    arms = by_name(Picks(searches=(search,)))
+    assert not arms["sequence"].does(row)
+    assert arms["many_best"].bind(row, t).calls[0].algorithm == "algorithm 2"
+    assert arms["many_first"].bind(row, t).calls[0].algorithm == "algorithm 0"
 
 
 def test_control_is_the_same_as_cake_but_another_instance():

@@ -6,9 +6,10 @@ import pytest
 from bench_builders import ROW, arm, manifest, row_facts, samples
 
 from bench.cells import describe, make_cells
+from bench.layers import LAYERS, DenseShape
 from bench.model import Accuracy, CallFacts, L2Proof, TimerFacts
 from bench.store import sample_arrays
-from bench.suites import router_rows
+from bench.suites import Row, router_rows
 
 TIMES = {"cake": 10.0, "control": 10.0, "cake_det": 10.5, "lib_a": 12.0, "lib_b": 11.0, "sequence": 11.5}
 KINDS = {"cake": "cake", "control": "cake", "cake_det": "cake"}
@@ -242,3 +243,18 @@ def test_cells_of_passes_count_the_slower_ones():
     ratio = cells["lib_a", "cake"].us / cells["cake", "cake"].us
     assert cells["lib_a", "cake"].ratio == ratio
     assert cells["cake", "cake"].slower_passes is None
+
+
+def test_a_dense_row_says_its_layer_and_counts_slower_passes():
+    row = Row("dense", "wgrad", "graph", DenseShape(LAYERS["mla_k"], 64), "bf16")
+    times = {"cake": 10.0, "control": 10.0, "cake_det": 10.0, "lib_a": 12.0, "lib_b": 9.0}
+    facts = row_facts([arm(n, "library" if n.startswith("lib") else "cake") for n in times], row)
+    made = make_cells(
+        manifest((row,), suite="dense", form="passes"), [(facts, sample_arrays(samples(times)))]
+    ).cells
+    assert {(c.suite, c.layer, c.K, c.N, c.heads, c.out, c.T, c.H) for c in made} == {
+        ("dense", "mla_k", 192, 512, 64, "bf16", 64, None)
+    }
+    by_arm = {(c.arm, c.over): c for c in made}
+    assert by_arm["lib_a", "cake"].slower_passes == 0 and by_arm["lib_b", "cake"].slower_passes == 10
+    assert by_arm["sota", "cake"].call.startswith("lib_b: ") and by_arm["sota", "cake"].verdict == "slower"

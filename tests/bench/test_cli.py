@@ -378,3 +378,29 @@ def test_compile_for_what_has_no_program(arch):
 def test_compile_for_the_cpu():
     line = refused(invoke("compile", "--arch", "cpu"))
     assert line == "error: arch is 'cpu'; needs the form sm_90, sm_90a or sm_100f"
+
+
+def test_a_dense_run_from_the_command_line_is_reported_compared_and_gated(tmp_path):
+    common = ("--suite", "dense", "--device", "cpu", "--preset", "smoke", "--layers", "indexer_hw")
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for out in runs:
+        result = invoke("run", *common, "--tokens", "8", "--ops", "dgrad", "--passes", "3", "--out", out)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[-1] == str(out / "report.md")
+    assert open_run(runs[0]).cells().cells[0].layer == "indexer_hw"
+    assert invoke("compare", *runs).exit_code == 0
+    assert invoke("merge", *runs, "--out", tmp_path / "both").exit_code == 0
+    gated = json.loads(invoke("gate", *runs, "--json").stdout)
+    assert gated["rows"] == [[open_run(runs[0]).cells().cells[0].gpu, "dense-dgrad-eager-indexer_hw-T8"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "64,x"), "error: --tokens is '64,x'; needs positive integers, e.g. 64,256"),
+        (("--layers", ","), "error: --layers is ',', which names none; leave it out for the preset's choice"),
+        (("--pause-ms", "2000"), "error: --pause-ms is 2000; needs 0 to 1000"),
+    ],
+)
+def test_refused_dense_options(arguments, message):
+    assert refused(invoke("run", "--suite", "dense", "--device", "cpu", *arguments)) == message

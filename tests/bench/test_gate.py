@@ -8,6 +8,7 @@ from bench_builders import ROW, arm, manifest, row_facts, samples
 
 from bench.cells import flagged, make_cells
 from bench.gate import judge, judge_runs
+from bench.layers import LAYERS, DenseShape, Layer
 from bench.model import CallFacts, Cells
 from bench.statistics import JUDGEMENT
 from bench.store import sample_arrays
@@ -370,3 +371,28 @@ def test_rows_of_one_run_alone():
     assert judge_runs(one, m, both, m).not_compared == (OTHER.key,)
     other = make_cells(m, [measured(row=OTHER)])
     assert judge_runs(one, m, other, m).exit_code == 2
+
+
+#: Layers of as many features out: T and N do not tell them apart, nor does the output's dtype.
+LAYERED = [
+    Row("dense", "dgrad", "graph", DenseShape(layer, 64), out)
+    for layer in (LAYERS["o_proj"], LAYERS["shared_down"], Layer("mine", 64, 6144))
+    for out in ("bf16", "f32")
+]
+
+
+def test_rows_of_layers_are_told_apart():
+    rows = [measured(row, seed=i) for i, row in enumerate(LAYERED)]
+    slow = measured(LAYERED[2], cake=10.3)
+    rows[2] = slow
+    m = manifest(
+        rows=tuple(LAYERED),
+        suite="dense",
+        arms=ARMS,
+        form="passes",
+        previous={"ref": "main", "commit": "1a2b3c4d5e6f7890"},
+        finished="x",
+    )
+    result = gated(*rows, again={LAYERED[2].key: slow}, m=m)
+    assert result.rows == tuple(("Test GPU", row.key) for row in LAYERED)
+    assert [(f.kind, f.row) for f in result.findings] == [("slower", LAYERED[2].key)]

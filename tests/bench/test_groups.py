@@ -243,3 +243,37 @@ def test_programs_are_reloaded_before_every_visit():
 
     _, samples, _ = measured(Arm("a", prepare), Arm("b", right()))
     assert len(reloads) == samples[samples.arm == "a"].group.nunique() == 4
+
+
+def test_fewer_instances_than_groups_take_turns(monkeypatch):
+    made, ran = [], []
+
+    def prepare(row, t):
+        number = len(made)
+        made.append(number)
+        run = right()(row, t)
+
+        def launch():
+            ran.append(number)
+            run()
+
+        return launch
+
+    monkeypatch.setattr(conducting, "capture", lambda run: SimpleNamespace(replay=run))
+    preset = replace(SMOKE, groups=5, steps=1, untimed=0, instances=2)
+    arms, samples, _ = measured(Arm("a", prepare), row=replace(ROW, mode="graph"), preset=preset)
+    assert arms["a"].status == "ok" and made == [0, 1]
+    orders = samples.group.nunique()
+    # Seen once before (4 steps and the first check), then group by group, then each is checked again.
+    assert ran[-orders - 2 : -2] == [g % 2 for g in range(orders)] and ran[-2:] == [0, 1]
+
+
+@pytest.mark.parametrize(("visit_us", "steps"), [(None, 4), (30.0, 4), (8.0, 2), (1.0, 1)])
+def test_long_rows_have_as_many_steps_as_fit_into_a_visit(visit_us, steps):
+    class Steady(FakeTimer):
+        def visit(self, launch, **options):
+            return [replace(step, us=3.5) for step in super().visit(launch, **options)]
+
+    preset = replace(SMOKE, groups=3, steps=4, visit_us=visit_us)
+    _, samples, _ = measured(Arm("a", right()), timer=Steady(), preset=preset)
+    assert samples.groupby("group").size().unique().tolist() == [steps]

@@ -10,6 +10,7 @@ import pytest
 import bench.host as host
 from bench.host import HostTimesFailed, collect, host_times, measure, time_calls
 from bench.previous import load_copy
+from bench.layers import DenseShape, Layer
 from bench.suites import Row, Shape
 
 SMALL = Row("router", "fwd", "eager", Shape(8, 64, 16))
@@ -162,6 +163,19 @@ def test_a_real_child_measures_on_a_cpu(tmp_path: Path, arms_file: Path) -> None
         f"broken on {SMALL.key}: RuntimeError: no luck",
         f"deadly on {SMALL.key}: the process ended: exit code 9",
     ]
+
+
+def test_a_job_of_dense_rows(tmp_path: Path) -> None:
+    job = {
+        "rows": [Row("dense", "dgrad", "eager", DenseShape(Layer("mine", 64, 24), 33), "bf16").key],
+        "arms": ["cake", "cake_fp16x2", "torch_bf16"],
+        "device": "cpu",
+        "picks": str(tmp_path / "none.json"),
+        "arms_file": None,
+        "workspace_bytes": 1 << 20,
+    }
+    results = {m["arm"]: m for m in measure(job) if len(m) > 2}
+    assert results.keys() == {"cake", "torch_bf16"} and all(m["us"] > 0 for m in results.values())
 
 
 def test_a_job_with_a_previous_version(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_passes_are_merged_as_passes(tmp_path):
         ({"device": Device(name="Other", arch="sm_90a", sms=132)}, "GPU model is"),
         ({"l2_state": "warm"}, "L2 is cold and warm"),
         ({"instances": 5}, "instances in graph mode is None and 5"),
+        ({"pause_ms": 20.0}, "pause before a step in ms is 0.0 and 20.0"),
         (
             {"run": "run-1", "started": "2026-01-02T03:04:01+00:00", "gpu": "GPU-1"},
             "are the same run (run-1)",

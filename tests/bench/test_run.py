@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from row_builders import raising, wrong
 
 from bench.arms import Arm, Prepared
+from bench.gate import judge
 from bench.model import Cells, Picks
 from bench.previous import package_digest
 from bench.run import conduct
-from bench.session import Options, RunRefused
+from bench.session import Options, RunRefused, choose_rows
 from bench.store import StoreError, open_run
+from bench.suites import row_of
 
 
 @pytest.fixture
@@ -215,3 +219,84 @@ def test_damaged_picks_are_one_line(small):
         StoreError, match=r"picks.json is damaged: searches: .*; delete it to have it made again"
     ):
         make(Options(resume=small.out))
+
+
+@pytest.fixture
+def dense(tmp_path):
+    shapes = tmp_path / "layers.toml"
+    shapes.write_text(
+        "shapes = [{layer = 'one', T = 33, K = 64, N = 24}, {layer = 'two', T = 33, K = 72, N = 24}]"
+    )
+    return Options(suite="dense", preset="smoke", device="cpu", out=tmp_path / "run", shapes_file=shapes)
+
+
+def test_a_whole_dense_run(dense):
+    outcome, text = make(replace(dense, outs=("bf16", "f32"), pause_ms=0.1))
+    assert outcome.exit_code == 0 and outcome.problems == ()
+    run = open_run(dense.out)
+    manifest = run.manifest()
+    assert (manifest.suite, manifest.form, manifest.pause_ms) == ("dense", "passes", 0.1)
+    assert manifest.run.startswith("dense-") and "note: 294 of the 294 rows of the full" in text
+    assert len(manifest.rows) == 10 and run.finished() == set(manifest.rows)
+    assert manifest.arms == ("cake", "control", "cake_det", "torch_bf16")
+    cells = outcome.cells.cells
+    assert {c.arm for c in cells} == {*manifest.arms, "sota"} and all(c.us for c in cells)
+    assert {row_of(c).key for c in cells} == set(manifest.rows)
+    assert all(c.top8_equal is None and c.program and c.partition for c in cells if c.arm == "cake")
+    assert all(c.bits_equal for c in cells if c.arm == "cake_det")
+    assert all(c.slower_passes is not None for c in cells if c.arm == "control")
+    picks = Picks.model_validate(run.read_json("picks.json"))
+    assert [(s.layer, s.out, s.kind) for s in picks.searches[:5]] == [
+        ("one", "bf16", "fwd"),
+        ("one", "bf16", "dgrad"),
+        ("one", "bf16", "wgrad"),
+        ("one", "f32", "dgrad"),
+        ("one", "f32", "wgrad"),
+    ]
+
+
+def test_a_dense_run_goes_on_without_its_options(dense):
+    make(replace(dense, ops=("dgrad",), pause_ms=0.1))
+    run = open_run(dense.out)
+    for path in run.rows_path.glob("*two*"):
+        path.unlink()
+    outcome, _ = make(Options(resume=dense.out))
+    assert outcome.exit_code == 0 and run.manifest().pause_ms == 0.1
+    assert len(outcome.cells.cells) == 2 * 6  # SOTA is over cake and over cake_det
+    with pytest.raises(
+        RunRefused, match="is a run of suite dense; leave --suite router out, or start a new run"
+    ):
+        make(Options(resume=dense.out, suite="router"))
+
+
+def test_a_dense_control_run_is_gated(dense):
+    outcome, _ = make(replace(dense, ops=("wgrad",), control_run=True))
+    result = judge(outcome.cells, outcome.run.manifest())
+    assert len(result.rows) == 2 and not result.of("inaccurate", "bits", "missing")
+    assert all(c.bits_equal for c in outcome.cells.cells if c.arm == "cake_prev")
+
+
+def test_layers_and_tokens_choose_rows_of_the_dense_suite():
+    options = Options(suite="dense", layers=("q_a", "mla_v"), tokens=(64, 5), outs=("f32",))
+    preset, rows = choose_rows(options, None, "cuda")
+    assert (preset.name, len(rows)) == ("full", 8)
+    assert rows[0].key == "dense-dgrad-graph-q_a-T64-f32" and rows[-1].key == "dense-wgrad-graph-mla_v-T5-f32"
+    assert len(choose_rows(Options(suite="dense", tokens=(64, 256)), None, "cuda")[1]) == 2 * 14 * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"suite": "conv"}, "suite 'conv' is unknown; suites are router, dense"),
+        ({"layers": ("q_z",)}, "layer 'q_z' is unknown; layers are o_proj, q_a"),
+        ({"ops": ("bwd",)}, "op 'bwd' is unknown; ops are fwd, dgrad, wgrad"),
+        ({"outs": ("f16",)}, "output dtype 'f16' is unknown; output dtypes are bf16, f32"),
+        ({"ops": ("fwd",), "outs": ("f32",)}, "no rows: fwd has no FP32 outputs; add --ops dgrad,wgrad or"),
+        ({"suite": "router", "layers": ("q_a",)}, "--layers and --tokens are for --suite dense"),
+        ({"suite": "router", "outs": ("f32",)}, "output dtype 'f32' is unknown"),
+        ({"shapes_file": Path("x"), "tokens": (3,)}, "--shapes names layers and tokens itself"),
+    ],
+)
+def test_dense_options_that_make_no_sense(fields, message):
+    with pytest.raises(RunRefused, match=re.escape(message)):
+        choose_rows(Options(**({"suite": "dense"} | fields)), None, "cuda")

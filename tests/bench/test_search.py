@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from bench_builders import ROW, library
 
 from baselines.gemm import Library, Unsupported
-from bench.accuracy import references
+from bench.accuracy import budget_of, references
+from bench.layers import DenseShape, Layer
 from bench.model import Candidate, GemmSearch, Picks
 from bench.search import by_timer, fastest, search_gemm, search_shape, searched
-from bench.suites import Shape
-from bench.tensors import router_tensors
+from bench.suites import Row, Shape
+from bench.tensors import dense_tensors, router_tensors
 from bench.timers import StepTime
 
 
@@ -101,12 +104,12 @@ def test_fastest_over_libraries_without_confirmations():
 def test_searches_of_a_shape_and_their_way_through_json(tensors):
     measure = Scripted(1.0, 2.0)
     found = search_shape(
-        [library("lib")], ROW.shape, ("fwd", "dgrad"), tensors, references(tensors), measure, measure
+        [library("lib")], ROW, ("fwd", "dgrad"), tensors, references(tensors), measure, measure
     )
     picks = Picks.model_validate_json(Picks(searches=tuple(found)).model_dump_json())
-    assert searched(picks, ROW.shape, "dgrad").candidates[0].us == 2.0
-    assert searched(picks, ROW.shape, "wgrad") is None
-    assert searched(picks, Shape(1, 2, 8), "fwd") is None
+    assert searched(picks, ROW, "dgrad").candidates[0].us == 2.0
+    assert searched(picks, ROW, "wgrad") is None
+    assert searched(picks, replace(ROW, shape=Shape(1, 2, 8)), "fwd") is None
 
 
 def test_measure_by_the_runs_timer_is_a_median_of_what_has_a_time():
@@ -151,3 +154,19 @@ def test_candidates_within_a_tick_go_to_the_thinner_library():
     assert picked(0.032, 7.008, 7.072, 7.072, 7.040) == ("lt", 3)
     assert picked(None, 7.008, 7.040, 7.040, 7.040) == ("torch", 0)
     assert picked(0.032, 7.008, 7.072, 7.072, 7.072) == ("torch", 0)
+
+
+def test_a_dense_search_is_of_a_layer_and_an_output_dtype():
+    row = Row("dense", "dgrad", "eager", DenseShape(Layer("mine", 64, 24), 16), "bf16")
+    tensors = dense_tensors(row, "cpu")
+    calls = [library("bf16", scale=(1.0, 1.03))]
+    found = search_shape(
+        calls, row, ("dgrad",), tensors, references(tensors), *[Scripted(2.0, 1.0)] * 2, budget_of(row)
+    )
+    picks = Picks.model_validate_json(Picks(searches=tuple(found)).model_dump_json())
+    search = searched(picks, row, "dgrad")
+    assert [c.verified for c in search.candidates] == [True, False]
+    assert search.candidates[1].reason.startswith("wrong: relative Frobenius error 2.99e-02")
+    assert searched(picks, replace(row, out="f32"), "dgrad") is None
+    other = DenseShape(Layer("other", 64, 24), 16)
+    assert searched(picks, replace(row, shape=other), "dgrad") is None

@@ -3,8 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.suites import MODES, OPS, ROUTER_SHAPES, Row, Shape, load_shapes, router_rows
-from bench.tensors import router_tensors
+from bench.layers import LAYERS, DenseShape, Layer, dense_shapes
+from bench.model import Cell
+from bench.suites import (
+    MODES,
+    OPS,
+    ROUTER_SHAPES,
+    Row,
+    Shape,
+    dense_rows,
+    load_shapes,
+    router_rows,
+    row_of,
+    rows_of,
+)
+from bench.tensors import router_tensors, shape_of
 
 
 def test_router_suite_has_90_rows_of_9_shapes_with_unique_keys():
@@ -24,10 +37,21 @@ def test_key_names_the_row(row):
 
 
 @pytest.mark.parametrize(
-    "key", ["", "router-fwd-eager", "router-fwd-quick-T1-H2-N3", "router-up-eager-T1-H2-N3"]
+    "key",
+    [
+        "",
+        "router-fwd-eager",
+        "router-fwd-quick-T1-H2-N3",
+        "router-up-eager-T1-H2-N3",
+        "dense-bwd-graph-q_a-T64",
+        "dense-fwd-graph-q_z-T64",
+        "dense-fwd-graph-q_a-T64-f16",
+    ],
 )
 def test_bad_key(key):
-    with pytest.raises(ValueError, match="is no row key; needs suite-op-mode-T<n>-H<n>-N<n>"):
+    with pytest.raises(
+        ValueError, match="is no row key; needs router-op-mode-T<n>-H<n>-N<n> or dense-op-mode-layer-T<n>"
+    ):
         Row.from_key(key)
 
 
@@ -95,3 +119,79 @@ def test_a_shapes_file_that_is_no_text(tmp_path):
     path.write_bytes(b"shapes = [\xff\xfe]")
     with pytest.raises(ValueError, match=r"cannot read shapes from .*mine\.toml: it is not UTF-8 text"):
         load_shapes(path)
+
+
+def test_dense_suite_has_294_rows_of_98_shapes_with_unique_keys():
+    rows = dense_rows()
+    assert len(rows) == 294 and len({row.key for row in rows}) == 294
+    assert len(LAYERS) == 14 and len(dense_shapes()) == 98
+    assert {row.mode for row in rows} == {"graph"} and {row.out for row in rows} == {"bf16"}
+
+
+OWN = Row("dense", "wgrad", "eager", DenseShape(Layer("mine", 136, 72), 33), "f32")
+
+
+@pytest.mark.parametrize("row", [*dense_rows(modes=MODES, outs=("bf16", "f32"))[::7], OWN])
+def test_a_dense_key_names_the_row(row):
+    assert Row.from_key(row.key) == row
+
+
+def test_dense_keys():
+    assert Row("dense", "dgrad", "graph", DenseShape(LAYERS["q_a"], 64), "bf16").key == (
+        "dense-dgrad-graph-q_a-T64"
+    )
+    assert OWN.key == "dense-wgrad-eager-mine-T33-K136-N72-f32"
+
+
+def test_a_forward_output_is_bf16_alone():
+    keys = [row.key for row in dense_rows([OWN.dense], outs=("f32",))]
+    assert keys == [f"dense-{op}-graph-mine-T33-K136-N72-f32" for op in ("dgrad", "wgrad")]
+    assert len(rows_of([OWN.dense, Shape(64, 128)], ("fwd",), ("eager",), ("bf16",))) == 2
+
+
+def test_a_row_is_of_one_suite():
+    with pytest.raises(TypeError, match="is no row of the router suite"):
+        _ = OWN.router
+    with pytest.raises(TypeError, match="is no row of the dense suite"):
+        _ = router_rows()[0].dense
+
+
+@pytest.mark.parametrize("row", [OWN, *dense_rows()[:14], *router_rows()[:3]])
+def test_a_cell_tells_its_row(row):
+    facts = dict.fromkeys(Cell.model_fields) | shape_of(row)
+    facts["heads"] = facts["heads"] or 1
+    cell = Cell.model_construct(**{**facts, "suite": row.suite, "op": row.op, "mode": row.mode})
+    assert row_of(cell) == row
+
+
+def test_dense_shapes_from_a_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "shapes = [{layer = 'mine', T = 7, K = 64, N = 8}, {layer = 'q_a', T = 5}, "
+        "{layer = 'mla_k', T = 3, K = 192, N = 512}]"
+    )
+    assert load_shapes(path, "dense") == [
+        DenseShape(Layer("mine", 64, 8), 7),
+        DenseShape(LAYERS["q_a"], 5),
+        DenseShape(LAYERS["mla_k"], 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("T = 1", r"shapes\[0\] is {'T': 1}; needs layer \(letters, digits and _\), a positive T, and K"),
+        ("layer = 'a-b', T = 1, K = 8, N = 8", r"shapes\[0\] is .*needs layer"),
+        ("layer = 'a', T = 1, K = 8", r"shapes\[0\] is .*K and N both or neither"),
+        ("layer = 'a', T = 0, K = 8, N = 8", r"shapes\[0\] is .*a positive T"),
+        ("layer = 'a', T = 1", r"names layer 'a' without K and N; the suite has o_proj, q_a"),
+        ("layer = 'a', T = 1, K = 8, N = 12", r"has N = 12; N must be a multiple of 8"),
+        ("layer = 'q_a', T = 1, K = 8, N = 8", r"layer 'q_a' is 6144->2048 and 8->8; give one of them anoth"),
+        ("layer = 'a', T = 1, K = 8, N = 8}, {layer = 'a', T = 1, K = 8, N = 16", r"8->8 and 8->16; give"),
+    ],
+)
+def test_bad_dense_shapes_file(tmp_path, entry, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"shapes = [{{{entry}}}]")
+    with pytest.raises(ValueError, match=message):
+        load_shapes(path, "dense")
