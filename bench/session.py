@@ -213,7 +213,7 @@ def choose_rows(options: Options, before: Manifest | None, device: str) -> tuple
         raise RunRefused(f"suite {suite!r} is unknown; suites are {', '.join(SUITES)}")
     if before and suite != before.suite:
         raise RunRefused(
-            f"{options.resume} is a run of suite {before.suite}; leave --suite {suite} out, or start a new run"
+            f"{options.resume} is of suite {before.suite}; leave --suite {suite} out, or start a new run"
         )
     default = before.preset if before else "quick" if device == "cpu" else "full"
     preset = _formed(preset_for(options.preset or default, device, suite), options, before)

@@ -9,8 +9,8 @@ import pytest
 
 import bench.host as host
 from bench.host import HostTimesFailed, collect, host_times, measure, time_calls
-from bench.previous import load_copy
 from bench.layers import DenseShape, Layer
+from bench.previous import load_copy
 from bench.suites import Row, Shape
 
 SMALL = Row("router", "fwd", "eager", Shape(8, 64, 16))

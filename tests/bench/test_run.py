@@ -263,9 +263,7 @@ def test_a_dense_run_goes_on_without_its_options(dense):
     outcome, _ = make(Options(resume=dense.out))
     assert outcome.exit_code == 0 and run.manifest().pause_ms == 0.1
     assert len(outcome.cells.cells) == 2 * 6  # SOTA is over cake and over cake_det
-    with pytest.raises(
-        RunRefused, match="is a run of suite dense; leave --suite router out, or start a new run"
-    ):
+    with pytest.raises(RunRefused, match="is of suite dense; leave --suite router out, or start a new run"):
         make(Options(resume=dense.out, suite="router"))
 
 
