@@ -19,6 +19,7 @@ from bench.suites import (
     Shape,
     dense_rows,
     router_rows,
+    rows_of,
 )
 
 
@@ -44,6 +45,10 @@ class Preset:
     row_seconds: float | None = None
     form: Literal["groups", "passes"] = "groups"
     outs: tuple[str, ...] = ("",)
+
+    def rows(self) -> list[Row]:
+        """The preset's rows, those of one shape together."""
+        return rows_of(self.shapes, self.ops, self.modes, self.outs)
 
 
 _OPS = tuple(OPS)

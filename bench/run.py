@@ -84,7 +84,8 @@ def _of_cake(cells: Cells, match: Callable[[Cell], bool]) -> tuple[str, ...]:
     code.
     """
     return tuple(
-        f"{c.arm} {c.op} {c.mode} {c.layer or f'H={c.H}'} T={c.T} N={c.N}: "
+        f"{c.arm} {c.op} {c.mode} "
+        + (f"{c.layer} T={c.T}: " if c.layer else f"T={c.T} H={c.H} N={c.N}: ")
         + (c.reason if c.status == "ok" else f"{c.status}: {c.reason}")
         for c in cells.cells
         if match(c) and (c.arm == CONTROL or c.arm.startswith(CAKE))

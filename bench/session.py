@@ -102,7 +102,7 @@ class Session:
             return list(self.only)
         own = cake_arms(self.previous.module if self.previous else None)
         arms = [*own, *library_arms(self.libraries, picks), *self.user_arms]
-        return [arm for arm in arms if any(map(arm.does, self.rows))]
+        return arms if self.suite == "router" else [arm for arm in arms if any(map(arm.does, self.rows))]
 
     def close(self) -> None:
         """Let go of the timer."""
