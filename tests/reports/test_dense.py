@@ -165,7 +165,10 @@ def test_a_previous_version_has_a_table_with_a_line_a_node(previous_dense_dir):
     text = dense.documents(run, [])[markdown.REPORT]
     assert text.splitlines()[2].startswith("**Single launches after 20 ms of idle: `cake` against ")
     assert "previous us | new us | speedup [interval] verdict" in text
-    assert "at most 5e-5 of FP32 outputs" in text and "single launches after idle, merged" in text.splitlines()[0]
+    assert (
+        "at most 5e-5 of FP32 outputs" in text
+        and "single launches after idle, merged" in text.splitlines()[0]
+    )
 
 
 def test_rows_below_the_floor_are_named_with_their_plan(small_dense_dir):
