@@ -10,6 +10,7 @@ VENV ?= .venv
 VENV_FLAGS ?=
 WHEELHOUSE ?=
 PRESET ?=
+SUITE ?= router
 ARGS ?=
 BASE ?=
 PY ?= 3.12
@@ -67,14 +68,14 @@ $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-test
 setup: $(VENV)/.stamp-setup ## create .venv and install
 	@echo "==> installed in $(VENV)"
 
-bench: $(VENV)/.stamp-setup ## measure the router suite on the device found; the last line is the report's path
-	@echo "==> measuring the router suite$(if $(PRESET), with preset $(PRESET))"
-	@$(BIN)/cake-bench run --suite router $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+bench: $(VENV)/.stamp-setup ## measure a suite (SUITE=router or dense) on the device found; the last line is the report's path
+	@echo "==> measuring the $(SUITE) suite$(if $(PRESET), with preset $(PRESET))"
+	@$(BIN)/cake-bench run --suite $(SUITE) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 gate: $(VENV)/.stamp-setup ## measure against the cake of a git ref (BASE=main); fails where a row is slower
 	@test -n "$(BASE)" || { echo "name the git ref to gate against: make gate BASE=main" >&2; exit 2; }
-	@echo "==> gating against $(BASE)$(if $(PRESET), with preset $(PRESET))"
-	@$(BIN)/cake-bench gate --previous "$(BASE)" --suite router $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	@echo "==> gating the $(SUITE) suite against $(BASE)$(if $(PRESET), with preset $(PRESET))"
+	@$(BIN)/cake-bench gate --previous "$(BASE)" --suite $(SUITE) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 test: $(VENV)/.stamp-test ## run the tests (those that need a GPU are skipped where there is none)
 	@echo "==> running the tests"
