@@ -68,7 +68,7 @@ $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-test
 setup: $(VENV)/.stamp-setup ## create .venv and install
 	@echo "==> installed in $(VENV)"
 
-bench: $(VENV)/.stamp-setup ## measure a suite (SUITE=router, dense) on the device found; the last line is the report's path
+bench: $(VENV)/.stamp-setup ## measure a suite (SUITE=router or dense) on the device found; the last line is the report's path
 	@echo "==> measuring the $(SUITE) suite$(if $(PRESET), with preset $(PRESET))"
 	@$(BIN)/cake-bench run --suite $(SUITE) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 

@@ -19,6 +19,7 @@ from bench.suites import (
     Shape,
     dense_rows,
     router_rows,
+    rows_of,
 )
 
 
@@ -53,6 +54,10 @@ class Preset:
         if us is None or self.visit_us is None:
             return self
         return replace(self, steps=max(min(self.steps, int(self.visit_us / us)), 1))
+
+    def rows(self) -> list[Row]:
+        """The preset's rows, those of one shape together."""
+        return rows_of(self.shapes, self.ops, self.modes, self.outs)
 
 
 _OPS = tuple(OPS)

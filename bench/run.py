@@ -79,18 +79,14 @@ class Outcome:
         return 1 if self.inaccurate else 2 if self.unmeasured or self.cells.missing else 0
 
 
-def _words(cell: Cell) -> str:
-    """A cell's row in words."""
-    shape = f"{cell.layer} T={cell.T}" if cell.layer else f"T={cell.T} H={cell.H} N={cell.N}"
-    return f"{cell.op} {cell.mode} {shape}" + " f32" * (cell.out == "f32")
-
-
 def _of_cake(cells: Cells, match: Callable[[Cell], bool]) -> tuple[str, ...]:
     """The cells of cake's own arms with such a status, in words: a rival's failure never decides an exit
     code.
     """
     return tuple(
-        f"{c.arm} {_words(c)}: " + (c.reason if c.status == "ok" else f"{c.status}: {c.reason}")
+        f"{c.arm} {c.op} {c.mode} "
+        + (f"{c.layer} T={c.T}: " if c.layer else f"T={c.T} H={c.H} N={c.N}: ")
+        + (c.reason if c.status == "ok" else f"{c.status}: {c.reason}")
         for c in cells.cells
         if match(c) and (c.arm == CONTROL or c.arm.startswith(CAKE))
     )

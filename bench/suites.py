@@ -64,7 +64,7 @@ class Row:
         row = _router_row(key) or _dense_row(key)
         if row is None or row.op not in SUITE_OPS[row.suite] or row.mode not in MODES:
             raise ValueError(
-                f"{key!r} is no row key; needs router-op-mode-T<n>-H<n>-N<n> or dense-op-mode-layer-T<n>"
+                f"{key!r} is no row key; needs suite-op-mode-T<n>-H<n>-N<n> or suite-op-mode-layer-T<n>"
             )
         return row
 

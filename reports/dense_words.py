@@ -21,7 +21,8 @@ ARMS = {
 }
 #: A row's accuracy gate by its output's dtype.
 GATES = {
-    "bf16": "at most 4e-3 of BF16 outputs, no element of which is off by more than 1e-2 + 1e-2 of its size",
+    "bf16": "at most 4e-3 of BF16 outputs, no element of which may be off by more than "
+    "1e-2 + 1e-2 of its size",
     "f32": "at most 5e-5 of FP32 outputs",
 }
 DTYPES = {"bf16": "BF16", "f32": "FP32"}

@@ -33,8 +33,8 @@ def stage_bytes(form: Form, b_unit_k: bool) -> int:
 
 
 def stages_and_buffers(form: Form, b_unit_k: bool, out_dtype: str) -> tuple[int, int]:
-    """Stages of the ring, and pieces of output a warpgroup may have under way: two, unless they cost a stage
-    of a short ring.
+    """Stages of the ring, and pieces of output a warpgroup may have under way: all of its tile's where five
+    stages are left, else two, unless they cost a stage of a short ring.
     """
     piece = BLOCK * columns_of(form, out_dtype) * ITEMSIZE[out_dtype]
     stage = stage_bytes(form, b_unit_k)
@@ -42,7 +42,10 @@ def stages_and_buffers(form: Form, b_unit_k: bool, out_dtype: str) -> tuple[int,
     def stages(buffers: int) -> int:
         return min(MAX_STAGES, (SMEM - BARRIERS - 2 * buffers * piece) // stage)
 
-    buffers = 2 if stages(2) == stages(1) or stages(2) >= 6 else 1
+    pieces = form.height * form.columns // columns_of(form, out_dtype)
+    if stages(pieces) >= 5:
+        return stages(pieces), pieces
+    buffers = min(pieces, 2) if stages(2) == stages(1) or stages(2) >= 6 else 1
     return stages(buffers), buffers
 
 

@@ -11,28 +11,24 @@ from bench.presets import (
     left_out,
     preset_for,
 )
-from bench.suites import Row, rows_of
-
-
-def rows_of_preset(preset):
-    return rows_of(preset.shapes, preset.ops, preset.modes, preset.outs)
+from bench.suites import Row
 
 
 def test_full_is_the_whole_router_suite():
     full = preset_for("full", "cuda")
-    assert len(rows_of_preset(full)) == 90
+    assert len(full.rows()) == 90
     assert (full.groups, full.steps, full.untimed) == (15, 20, 2)
-    assert left_out(rows_of_preset(full)) == []
+    assert left_out(full.rows()) == []
 
 
 def test_cpu_presets_have_no_graph_rows_and_quick_is_small():
     assert all(preset.modes == ("eager",) for preset in CPU_PRESETS.values())
-    assert len(rows_of_preset(preset_for("quick", "cpu"))) <= 45
+    assert len(preset_for("quick", "cpu").rows()) <= 45
     assert CPU_PRESETS.keys() == GPU_PRESETS.keys()
 
 
 def test_what_quick_leaves_out_is_said():
-    assert left_out(rows_of_preset(preset_for("quick", "cpu"))) == [
+    assert left_out(preset_for("quick", "cpu").rows()) == [
         "70 of the 90 rows of the full suite are left out",
         "left out modes: graph",
         "left out shapes: T1024-H4096-N256, T256-H5120-N256, T1024-H5120-N256, T256-H6144-N256, "
@@ -41,7 +37,7 @@ def test_what_quick_leaves_out_is_said():
 
 
 def test_a_suite_of_other_shapes_says_so_in_a_line():
-    assert left_out(rows_of_preset(preset_for("smoke", "cpu"))) == [
+    assert left_out(preset_for("smoke", "cpu").rows()) == [
         "90 of the 90 rows of the full suite are left out",
         "left out modes: graph",
         "left out ops: dgrad, wgrad",
@@ -56,7 +52,7 @@ def test_unknown_preset():
 
 def test_full_is_the_whole_dense_suite_in_passes():
     full = preset_for("full", "cuda", "dense")
-    rows = rows_of_preset(full)
+    rows = full.rows()
     assert len(rows) == 294 and left_out(rows) == []
     assert (full.form, full.groups, full.steps, full.untimed) == ("passes", PASSES, 3, 1)
 
@@ -64,8 +60,8 @@ def test_full_is_the_whole_dense_suite_in_passes():
 def test_dense_presets_of_a_cpu_are_eager_and_small():
     assert DENSE_CPU_PRESETS.keys() == DENSE_GPU_PRESETS.keys() == GPU_PRESETS.keys()
     assert all(preset.modes == ("eager",) for preset in DENSE_CPU_PRESETS.values())
-    assert len(rows_of_preset(preset_for("smoke", "cpu", "dense"))) == 6
-    assert len(rows_of_preset(preset_for("quick", "cuda", "dense"))) == 45
+    assert len(preset_for("smoke", "cpu", "dense").rows()) == 6
+    assert len(preset_for("quick", "cuda", "dense").rows()) == 45
 
 
 @pytest.mark.parametrize(
@@ -95,4 +91,4 @@ def seconds(row: Row, arms: int = 7) -> float:
 
 
 def test_a_full_dense_run_takes_8_minutes_at_most():
-    assert 6 * 60 < 1.12 * sum(map(seconds, rows_of_preset(preset_for("full", "cuda", "dense")))) < 8 * 60
+    assert 6 * 60 < 1.12 * sum(map(seconds, preset_for("full", "cuda", "dense").rows())) < 8 * 60

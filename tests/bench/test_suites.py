@@ -50,7 +50,7 @@ def test_key_names_the_row(row):
 )
 def test_bad_key(key):
     with pytest.raises(
-        ValueError, match="is no row key; needs router-op-mode-T<n>-H<n>-N<n> or dense-op-mode-layer-T<n>"
+        ValueError, match="is no row key; needs suite-op-mode-T<n>-H<n>-N<n> or suite-op-mode-layer-T<n>"
     ):
         Row.from_key(key)
 

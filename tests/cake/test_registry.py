@@ -8,6 +8,7 @@ from cake.plan.backward import BackwardKey
 from cake.plan.dense import SM80_FORMS, ProjectionKey
 from cake.plan.planner import ProgramKey
 from cake.plan.tiles import TILES
+from cake.program import sm90_projection
 from cake.program.registry import SM90_SMEM, Box, program, programs, sm90_pad, sm90_side
 
 
@@ -19,11 +20,14 @@ def test_programs_have_distinct_names_and_fit_consumer_gpus():
 
 def test_hopper_has_its_own_programs_and_those_of_all():
     found = programs("sm_90a")
-    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94 + 24
-    assert {p.kernel for p in found} == {"router_sm80", "router_sm90", "backward_sm90", "projection_sm80"}
+    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94 + 24 + 208
+    kernels = {"router_sm80", "router_sm90", "backward_sm90", "projection_sm80", "projection_sm90"}
+    assert {p.kernel for p in found} == kernels
     own = [p for p in found if p.kernel == "router_sm90"]
     # Of the 227 KiB of a CTA, barriers take less than one, and shared memory begins at a multiple of 1 KiB.
-    assert max(p.smem_bytes for p in found) <= SM90_SMEM == 226 * 1024
+    assert max(p.smem_bytes for p in found if "projection" not in p.kernel) <= SM90_SMEM == 226 * 1024
+    for p in (p for p in found if p.kernel == "projection_sm90"):
+        assert p.smem_bytes <= sm90_projection.SMEM == 227 * 1024 and p.defines["STAGES"] >= 3
     for p in own:  # registers of all warpgroups are those of the launch, in the steps the hardware has
         d = {name.removeprefix("GEMM_"): value for name, value in p.defines.items()}
         assert d["STAGES"] >= 2 <= d["A_RING"] * d["K_GROUPS"] and d["B_RING"] >= 2
@@ -34,7 +38,7 @@ def test_hopper_has_its_own_programs_and_those_of_all():
 
 
 def test_boxes_bring_a_chunk_to_every_warp():
-    for p in (p for p in programs("sm_90a") if p.boxes):
+    for p in (p for p in programs("sm_90a") if p.boxes and "projection" not in p.kernel):
         for gemm in {name.partition("_")[0] for name in p.defines if name.endswith("_BN")}:
             d = {n.removeprefix(f"{gemm}_"): v for n, v in p.defines.items()}
             a, b = p.boxes[-2:] if gemm == "WGRAD" else p.boxes[:2]

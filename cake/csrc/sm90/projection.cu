@@ -34,6 +34,8 @@ constexpr int PIECE = OUT_BF16 ? (BN % 64 ? 32 : 64) : 32;
 constexpr int ELEMENT = OUT_BF16 ? 2 : 4;
 constexpr int LINE = OUT_UNIT_N ? PIECE * ELEMENT : 128;
 constexpr int PIECE_BYTES = BLOCK * PIECE * ELEMENT;
+// A launch on its own fetches its instructions from memory, so there are few; with 192 sums a thread one step a turn spills.
+constexpr int UNROLL = HEIGHT * BN < 384 ? 1 : 2;
 constexpr int THREADS = 3 * 128, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
 // Mirrored by cake/launch/projection.py.
@@ -99,12 +101,14 @@ __device__ __forceinline__ void produce(const ProjectionParams& p, char* ring, B
     const Unit w = unit_of(p, u);
     const int steps = steps_of(p, w), blocks = w.count * SHARING;
     const int batch_a = w.batch * p.a_batched, batch_b = w.batch * p.b_batched;
+#pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       barrier_wait(&barriers.empty[at.stage], at.phase ^ 1);
       unsigned long long* full = &barriers.full[at.stage];
       barrier_expect(full, blocks * A_BOX + B_BYTES);
       char* to = ring + at.stage * STAGE;
       const int k = w.part * p.segment + i * BK;
+#pragma unroll 1
       for (int j = 0; j < blocks; ++j) {
         const int row = (w.row + w.first + j) * BLOCK;
         copy_box(to + j * A_BOX, p.a, A_UNIT_K ? k : row, A_UNIT_K ? row : k, batch_a, full);
@@ -136,6 +140,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply(float (&sum)[HEIGHT][BN / 2], Place& at, int steps) {
     const int mine = TEAMS == 2 ? 0 : group * COUNT;
     int before = 0;
+#pragma unroll UNROLL
     for (int i = 0; i < steps; ++i) {
       barrier_wait(&barriers.full[at.stage], at.phase);
       const unsigned a = smem_address(ring + at.stage * STAGE) + mine * A_BOX;
@@ -173,6 +178,7 @@ struct Consumer {
     if ((int)*earlier + 1 != p.parts) return false;
 #pragma unroll
     for (int i = 0; i < BN / 2; ++i) sum[i] = 0.f;
+#pragma unroll 1
     for (int part = 0; part < p.parts; ++part) {
       const float4* from = all + (long long)part * (BLOCKS * SIZE / 4);
 #pragma unroll
