@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import cake
 from bench.previous import program_digest
@@ -143,7 +143,7 @@ def lines(after: Listing, before: Listing | None = None) -> list[str]:
             ("rules", first.rules[arch], after.rules[arch]),
             ("programs that the suite uses", first.used(arch), after.used(arch)),
         )
-        said.append(f"{arch}: " + ", ".join(f"{word} {_arrow(old, new)}" for word, old, new in counts))
+        said.append(f"{arch}: " + ", ".join(f"{word} {arrow(old, new)}" for word, old, new in counts))
     planless: dict[str, int] = Counter(f.plan for f in after.plans.values() if not f.program)
     said += [f"{n} rows have {reason}" for reason, n in planless.items()]
     if before is None:
@@ -202,7 +202,8 @@ def _json(facts: PlanFacts) -> dict[str, Any]:
     return {"program": facts.program, "partition": facts.partition, "plan": facts.plan}
 
 
-def _arrow(old: int | None, new: int | None) -> str:
+def arrow(old: int | None, new: int | None) -> str:
+    """A count, before -> after where they differ; ``None`` is unknown."""
     shown = ["unknown" if n is None else str(n) for n in (old, new)]
     return shown[1] if old == new else " -> ".join(shown)
 
@@ -210,33 +211,47 @@ def _arrow(old: int | None, new: int | None) -> str:
 # --- asking a version ---------------------------------------------------------------------------------------
 
 
-def _part(package: ModuleType, name: str) -> Any:
+T = TypeVar("T")
+
+
+def asked(question: Callable[[], T]) -> T | None:
+    """What a version answers; ``None`` where it keeps things in another way, or has them not."""
+    try:
+        return question()
+    except Exception:
+        return None
+
+
+def part(package: ModuleType, name: str) -> Any:
+    """A module of a version of cake."""
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
 def _programs(package: ModuleType, arch: str) -> int | None:
     """How many programs a version compiles for an architecture."""
-    try:
-        programs = _part(package, "program.registry").programs
+
+    def question() -> int:
+        programs = part(package, "program.registry").programs
         return len(programs(arch) if inspect.signature(programs).parameters else programs())
-    except Exception:  # it keeps them in another way
-        return None
+
+    return asked(question)
 
 
 def _rules(package: ModuleType, arch: str, sms: int) -> int | None:
     """How many rules a version has for an architecture's program family."""
-    try:
-        spec = _part(package, "plan").DeviceSpec(arch, sms)
-        return len(_part(package, "plan.rules").shipped(spec.family))
-    except Exception:  # it keeps them in another way
-        return None
+
+    def question() -> int:
+        spec = part(package, "plan").DeviceSpec(arch, sms)
+        return len(part(package, "plan.rules").shipped(spec.family))
+
+    return asked(question)
 
 
 def _planned(package: ModuleType, arch: str, sms: int, row: Planned) -> PlanFacts:
     """What a version plans for a row; whatever it raises is why there is no plan."""
     try:
-        planner = _part(package, "plan")
-        view = _part(package, "operand").View
+        planner = part(package, "plan")
+        view = part(package, "operand").View
         t, h, n = row.shape.T, row.shape.H, row.shape.N
 
         def matrix(rows: int, cols: int) -> Any:

@@ -247,6 +247,7 @@ class Manifest(_Model):
     each arm was prepared and captured in graph mode, 0: anew for every group; ``reloads``: whether cake's
     programs were loaded anew before each visit in eager mode; ``None`` in runs of before this was recorded.
     ``pause_ms``: for how long the device idled before each timed step, 0: as long as the L2's flush.
+    ``most``: a tuner's candidates of a row, at most; ``None``: as many as is usual for the suite.
     ``merged`` describes the runs that a merged one is made of, one line each. ``cake_digest`` is the SHA-256
     of the files of the cake package that ran.
     """
@@ -286,6 +287,7 @@ class Manifest(_Model):
     form: Literal["groups", "passes"] = "groups"
     l2_state: Literal["cold", "warm"] = "cold"
     pause_ms: float = 0.0
+    most: int | None = None
     judgement: dict[str, float] = Field(default_factory=dict)
     merged: tuple[str, ...] = ()
     cake_digest: str = ""
@@ -419,6 +421,7 @@ class Tuning(_Model):
     device: Device
     started: str
     rows: tuple[TunedRow, ...]
+    suite: str = "router"
     flags: tuple[Flag, ...] = ()
     missing: tuple[str, ...] = ()
 

@@ -67,6 +67,8 @@ class Options:
     outs: tuple[str, ...] | None = None
     #: How long the device idles before each step.
     pause_ms: float | None = None
+    #: A tuner's candidates of a row, at most.
+    most: int | None = None
     #: Patterns of row keys, as the shell has them.
     keys: tuple[str, ...] | None = None
     #: Makes the arms of the rows that are measured instead of all others; then there are no libraries and no
@@ -313,6 +315,7 @@ def make_manifest(options: Options, session: Session) -> Manifest:
         workspace_bytes=WORKSPACE_BYTES,
         budget=budget_of(session.rows[0]),
         pause_ms=session.pause_ms,
+        most=options.most,
         form=bench.preset.form,
         l2_state=session.l2_state,
         previous=session.previous.facts if session.previous else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -70,8 +71,6 @@ def dense_tensors(row: Row, device: torch.device | str) -> Tensors:
     """BF16 inputs from the row's seed, X and G ~ N(0,1), W ~ K^-1/2 N, drawn on the device (a CPU would take
     seconds for 16384 x 16384), and outputs of the row's dtype filled with NaN.
     """
-    shape = row.dense
-    layer, t = shape.layer, shape.T
     gen = torch.Generator(device=device).manual_seed(row.seed)
 
     def normal(*size: int) -> torch.Tensor:
@@ -79,6 +78,29 @@ def dense_tensors(row: Row, device: torch.device | str) -> Tensors:
 
     def poisoned(*size: int) -> torch.Tensor:
         return torch.full(size, float("nan"), device=device, dtype=OUTPUTS[row.out])
+
+    return _arranged(row.dense, normal, poisoned)
+
+
+def dense_views(row: Row) -> Tensors:
+    """The tensors of a row of the dense suite as they are arranged, without memory."""
+
+    def inputs(*size: int) -> torch.Tensor:
+        return torch.empty(size, device="meta", dtype=torch.bfloat16)
+
+    def outputs(*size: int) -> torch.Tensor:
+        return torch.empty(size, device="meta", dtype=OUTPUTS[row.out])
+
+    return _arranged(row.dense, inputs, outputs)
+
+
+def _arranged(
+    shape: DenseShape, normal: Callable[..., torch.Tensor], poisoned: Callable[..., torch.Tensor]
+) -> Tensors:
+    """The views of a layer's tensors, whose memory is made for a size by ``normal`` (inputs) and ``poisoned``
+    (outputs).
+    """
+    layer, t = shape.layer, shape.T
 
     def tokens(whole: torch.Tensor, features: int) -> torch.Tensor:
         return whole[..., :features].transpose(0, 1) if layer.heads > 1 else whole

@@ -1,8 +1,11 @@
 """Tuning: on each row the plans that the device could run, as arms beside the shipped rule's, and what of it.
 
+Rows of both suites: a router's find routes and rules, a projection's rules alone.
+
 The arms go through the run that all arms go through. ``cake`` is the shipped rule's plan without a promise of
 bits, ``control`` the same again, ``cake_det`` its plan for a deterministic call where that is another one;
-the other arms are the candidates of :mod:`cake.candidates`, each on the rows it is one of. What takes the
+the other arms are the candidates of :mod:`cake.candidates` or :mod:`cake.projection_candidates`, each on the
+rows it is one of. What takes the
 shipped plan's place must be faster than ``cake`` and than ``control``: of many candidates the luckiest comes
 first, and so it is not luck of the base at least.
 """
@@ -23,15 +26,22 @@ from bench.rule import rule_of
 from bench.statistics import JUDGEMENT, Judgement, median_us, paired_ratio, verdict
 from bench.store import RunDir, finished_rows
 from bench.suites import Row
-from bench.tensors import Tensors
+from bench.tensors import Tensors, dense_views
 from bench.work import Bench
-from cake.candidates import Candidate, base, candidates, prepare, problem
+from cake import projection_candidates
+from cake.candidates import MOST, Candidate, base, candidates, prepare, problem
 from cake.launch.routes import target_of
-from cake.plan import routes
+from cake.operand import OPERANDS, Problem
+from cake.plan import dense_rules, routes
 from cake.plan.device import CPU, DeviceSpec
 from cake.plan.routes import Target
 from cake.plan.rules import Rule, line
+from cake.projection_candidates import ProjectionCandidate, own_partition
 
+#: Candidates of a row of a suite, unless told otherwise.
+USUAL = {"router": MOST, "dense": projection_candidates.MOST}
+#: What a rule says of itself whose partition is not the shape's, or not the one that was shipped.
+BITS_CHANGE = "; bits change"
 #: The ops that are one GEMM, and so have one plan.
 OPS = ("fwd", "dgrad", "wgrad")
 
@@ -40,7 +50,7 @@ OPS = ("fwd", "dgrad", "wgrad")
 class TunedArm(Arm):
     """A way to do those rows that it has a plan for."""
 
-    plans: Mapping[str, Candidate] = field(default_factory=dict)
+    plans: Mapping[str, Candidate | ProjectionCandidate] = field(default_factory=dict)
 
     def does(self, row: Row) -> bool:
         """Whether the arm exists for this row."""
@@ -48,22 +58,46 @@ class TunedArm(Arm):
 
 
 @cache
-def row_plans(row: Row, spec: DeviceSpec) -> Mapping[str, Candidate]:
-    """The plans that are measured on a row, by the arm's name."""
+def projection_plans(
+    row: Row, spec: DeviceSpec, most: int | None = None
+) -> Mapping[str, ProjectionCandidate]:
+    """The plans that are measured on a row of the dense suite, by the arm's name: ``most`` candidates."""
+    p = _projection(row)
+    ours = projection_candidates.base(p, spec)
+    found = projection_candidates.candidates(p, spec, USUAL["dense"] if most is None else most)
+    return {CAKE: ours, CONTROL: ours} | {str(c): c for c in found}
+
+
+def _projection(row: Row) -> Problem:
+    kind: Any = row.op
+    views = dense_views(row)
+    first, second = (getattr(views, name) for name in OPERANDS[kind][:2])
+    return projection_candidates.problem(kind, first, second, views.output(kind))
+
+
+@cache
+def row_plans(row: Row, spec: DeviceSpec, most: int | None = None) -> Mapping[str, Candidate]:
+    """The plans that are measured on a row of the router suite, by the arm's name: ``most`` candidates."""
     kind: Any = row.op
     s = row.router
     p = problem(kind, s.T, s.H, s.N)
     ours, calls = base(p, spec), base(p, spec, deterministic=True)
     own = {CAKE: ours, CONTROL: ours} | ({CAKE_DET: calls} if calls.plan != ours.plan else {})
-    return own | {str(c): c for c in candidates(p, spec)}
+    return own | {str(c): c for c in candidates(p, spec, USUAL["router"] if most is None else most)}
 
 
-def tune_arms(bench: Bench, rows: Sequence[Row]) -> list[Arm]:
-    """The arms of all rows."""
+def _plans(
+    row: Row, spec: DeviceSpec, most: int | None
+) -> Mapping[str, Candidate] | Mapping[str, ProjectionCandidate]:
+    return projection_plans(row, spec, most) if row.suite == "dense" else row_plans(row, spec, most)
+
+
+def tune_arms(bench: Bench, rows: Sequence[Row], most: int | None = None) -> list[Arm]:
+    """The arms of all rows, of each the ``most`` likely candidates (``None``: as many as is usual)."""
     spec = target_of(bench.device).spec
-    found: dict[str, dict[str, Candidate]] = {CAKE: {}, CONTROL: {}, CAKE_DET: {}}
+    found: dict[str, dict[str, Candidate | ProjectionCandidate]] = {CAKE: {}, CONTROL: {}, CAKE_DET: {}}
     for row in rows:
-        for name, candidate in row_plans(row, spec).items():
+        for name, candidate in _plans(row, spec, most).items():
             found.setdefault(name, {})[row.key] = candidate
     # Only cake's own intervals decide whether a row gets more groups: 24 candidates' would on every row.
     return [
@@ -73,10 +107,15 @@ def tune_arms(bench: Bench, rows: Sequence[Row]) -> list[Arm]:
     ]
 
 
-def _prepare(plans: Mapping[str, Candidate], row: Row, tensors: Tensors) -> Prepared:
+def _prepare(plans: Mapping[str, Candidate | ProjectionCandidate], row: Row, tensors: Tensors) -> Prepared:
     drop_programs(cake)  # every instance has its programs at another place: see conduct._instance
     kind: Any = row.op
-    launch = prepare(kind, plans[row.key], **operands(row.op, tensors))
+    chosen, given = plans[row.key], operands(row.op, tensors)
+    launch: Any
+    if isinstance(chosen, ProjectionCandidate):
+        launch = projection_candidates.prepare(kind, chosen, **given)
+    else:
+        launch = prepare(kind, chosen, **given)
     return described(cake, row, launch, launch)
 
 
@@ -85,41 +124,52 @@ def tuning(run: RunDir) -> Tuning:
     manifest, rows = run.manifest(), []
     spec = CPU if manifest.device.arch == "cpu" else DeviceSpec(manifest.device.arch, manifest.device.sms)
     for facts, samples in finished_rows(run, manifest.rows):
-        plans = row_plans(Row.from_key(facts.key), spec)
-        rows.append(_row(manifest, facts, samples, plans, rule_of(manifest) or JUDGEMENT))
+        judged = _Judged(manifest, facts, samples, rule_of(manifest) or JUDGEMENT)
+        row = Row.from_key(facts.key)
+        if row.suite == "dense":
+            rows.append(_projection_row(judged, projection_plans(row, spec, manifest.most), row, spec))
+        else:
+            rows.append(_router_row(judged, row_plans(row, spec, manifest.most)))
     return Tuning(
         run=manifest.run,
         device=manifest.device,
         started=manifest.started,
+        suite=manifest.suite,
         rows=tuple(rows),
         flags=manifest.flags,
         missing=tuple(key for key in manifest.rows if key not in run.finished()),
     )
 
 
-def _row(
-    manifest: Manifest,
-    facts: RowFacts,
-    samples: Samples,
-    plans: Mapping[str, Candidate],
-    judgement: Judgement,
-) -> TunedRow:
-    arms = {arm.arm: arm for arm in facts.arms if arm.arm in plans}
+@dataclass(frozen=True)
+class _Judged:
+    """A row's arms with their samples, judged against each other."""
 
-    def tried(name: str, over: str) -> Tried:
-        us, over_us = (_us(arms[arm], samples) for arm in (name, over))
+    manifest: Manifest
+    facts: RowFacts
+    samples: Samples
+    judgement: Judgement
+
+    def arms(self, plans: Mapping[str, Any]) -> list[str]:
+        """The names of the arms that a plan is known of, in their order."""
+        return [arm.arm for arm in self.facts.arms if arm.arm in plans]
+
+    def tried(self, name: str, over: str, plan: object) -> Tried:
+        """An arm, which has a plan, against another one."""
+        arms = {arm.arm: arm for arm in self.facts.arms}
+        us, over_us = (_us(arms[arm], self.samples) for arm in (name, over))
         judged: dict[str, Any] = {}
         ratio = None
         if name != over and us is not None and over_us is not None:
-            key = f"{facts.key}/{over}/{name}"
-            ratio = paired_ratio(samples[over], samples[name], key, judgement)
+            key = f"{self.facts.key}/{over}/{name}"
+            ratio = paired_ratio(self.samples[over], self.samples[name], key, self.judgement)
         if ratio and us is not None and over_us is not None:
-            said = verdict(ratio, over_us, us, manifest.timer.tick_us, judgement)
+            said = verdict(ratio, over_us, us, self.manifest.timer.tick_us, self.judgement)
             judged = {"ratio": ratio.value, "ratio_lo": ratio.lo, "ratio_hi": ratio.hi, "verdict": said}
         arm = arms[name]
         return Tried(
             name=name,
-            plan=str(plans[name].plan),
+            plan=str(plan),
             status=arm.status,
             reason=arm.reason,
             flags=arm.flags,
@@ -127,31 +177,54 @@ def _row(
             **judged,
         )
 
-    def best(bases: Sequence[str], fits: Callable[[Candidate], bool]) -> tuple[str, str]:
-        """The fastest of the candidates that are faster than all bases, and its rule with the evidence."""
+    def best(
+        self, plans: Mapping[str, Any], bases: Sequence[str], fits: Callable[[Any], bool]
+    ) -> Tried | None:
+        """The fastest of the candidates that are faster than all bases, against the first of them."""
         own = (CAKE, CONTROL, CAKE_DET)
         found = [
-            [tried(name, over) for over in bases] for name in arms if name not in own and fits(plans[name])
+            [self.tried(name, over, plans[name].plan) for over in bases]
+            for name in self.arms(plans)
+            if name not in own and fits(plans[name])
         ]
         faster = [each[0] for each in found if all(t.verdict == "faster" for t in each)]
-        if not faster:
-            return "", ""
-        t = min(faster, key=lambda t: t.us or 0.0)
-        return t.name, line(replace(plans[t.name].rule, why=_why(manifest, t)))
+        return min(faster, key=lambda t: t.us or 0.0, default=None)
+
+    def row(self, plans: Mapping[str, Any], arm: str, *, route: str = "", rule: str = "") -> TunedRow:
+        """The row, fastest arm first, with what should take the shipped plan's place."""
+        others = [self.tried(name, CAKE, plans[name].plan) for name in self.arms(plans) if name != CAKE]
+        return TunedRow(
+            row=self.facts.key,
+            base=self.tried(CAKE, CAKE, plans[CAKE].plan),
+            tried=tuple(sorted(others, key=lambda t: float("inf") if t.us is None else t.us)),
+            arm=arm,
+            route=route,
+            rule=rule,
+        )
+
+
+def _router_row(judged: _Judged, plans: Mapping[str, Candidate]) -> TunedRow:
+    def written(t: Tried | None) -> str:
+        return line(replace(plans[t.name].rule, why=_why(judged.manifest, t))) if t else ""
 
     free = (CAKE, CONTROL)
-    calls = (CAKE_DET,) if CAKE_DET in arms else free
-    others = [tried(name, CAKE) for name in arms if name != CAKE]
+    calls = (CAKE_DET,) if CAKE_DET in judged.arms(plans) else free
     # What a deterministic call does, a call without that promise may not come to by any rule.
-    arm, route = best(free, lambda c: not c.deterministic)
-    return TunedRow(
-        row=facts.key,
-        base=tried(CAKE, CAKE),
-        tried=tuple(sorted(others, key=lambda t: float("inf") if t.us is None else t.us)),
-        arm=arm,
-        route=route,
-        rule=best(calls, lambda c: c.keeps_bits)[1],
-    )
+    route = judged.best(plans, free, lambda c: not c.deterministic)
+    rule = judged.best(plans, calls, lambda c: c.keeps_bits)
+    return judged.row(plans, route.name if route else "", route=written(route), rule=written(rule))
+
+
+def _projection_row(
+    judged: _Judged, plans: Mapping[str, ProjectionCandidate], row: Row, spec: DeviceSpec
+) -> TunedRow:
+    t = judged.best(plans, (CAKE, CONTROL), lambda c: True)
+    if t is None:
+        return judged.row(plans, "")
+    chosen, shipped = plans[t.name], plans[CAKE].plan.partition
+    keeps = chosen.plan.partition == shipped == own_partition(_projection(row), spec)
+    why = _projection_why(judged.manifest, t) + BITS_CHANGE * (not keeps)
+    return judged.row(plans, t.name, rule=dense_rules.line(replace(chosen.rule, why=why)))
 
 
 def _us(arm: ArmFacts, samples: Samples) -> float | None:
@@ -173,6 +246,14 @@ def _why(manifest: Manifest, t: Tried) -> str:
     return ", ".join(word for word in words if word)
 
 
+def _projection_why(manifest: Manifest, t: Tried) -> str:
+    """The evidence of a projection's rule."""
+    assert t.us is not None and t.ratio is not None and t.ratio_lo is not None and t.ratio_hi is not None
+    times = f"{t.us * t.ratio:.2f} -> {t.us:.2f} us [{t.ratio_lo:.3f}, {t.ratio_hi:.3f}]"
+    labels = dict.fromkeys((*manifest.flags, *t.flags))
+    return ", ".join([f"{manifest.device.name.removeprefix('NVIDIA ')}: {times}", *labels])
+
+
 def found_routes(t: Tuning, target: Target) -> tuple[Rule, ...]:
     """The routes of a tuning, for the device it was made on."""
     lines = ", ".join(row.route for row in t.rows if row.route)
@@ -191,5 +272,9 @@ def routes_with(old: Sequence[Rule], t: Tuning, target: Target) -> tuple[Rule, .
 
 def proposed(t: Tuning, family: str) -> str:
     """The lines for the shipped rules, as text to be pasted there."""
-    lead = f"# For cake/plan/rules/{family}.toml, by cake-bench tune. Partitions stay: no bits change."
+    if t.suite == "dense":
+        file = f"cake/plan/rules/projection_{family}.toml"
+        lead = f"# For {file}, by cake-bench tune. Where `why` says so, bits change."
+    else:
+        lead = f"# For cake/plan/rules/{family}.toml, by cake-bench tune. Partitions stay: no bits change."
     return "\n".join([lead, *(f"  {row.rule}," for row in t.rows if row.rule), ""])

@@ -266,6 +266,21 @@ def prepare_projection(
     ``op`` is ``fwd`` (X, W), ``dgrad`` (G, W) or ``wgrad`` (G, X). Options and errors as
     :func:`dense_projection_gemm`.
     """
+    return prepared(entries, op, X=X, W=W, G=G, out=out, out_dtype=out_dtype, deterministic=deterministic)
+
+
+def prepared(
+    made_by: Entries,
+    op: ProjectionOp,
+    *,
+    X: torch.Tensor | None = None,
+    W: torch.Tensor | None = None,
+    G: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+) -> PreparedProjection:
+    """:func:`prepare_projection` by these entries: they check the operands and plan."""
     if op not in OPS:
         raise ValueError(f"op={op!r}; needs one of {', '.join(OPS)}")
     inputs = {"X": X, "W": W, "G": G}
@@ -274,7 +289,7 @@ def prepare_projection(
     if first is None or second is None:
         raise TypeError(f"{op} needs {name1 if first is None else name2}")
     options = Options(deterministic, False)
-    entries.check(op, first, second, out, out_dtype, options)
-    target = entries.new_output(op, first, second, out_dtype, options) if out is None else out
+    made_by.check(op, first, second, out, out_dtype, options)
+    target = made_by.new_output(op, first, second, out_dtype, options) if out is None else out
     operand.check_overlap(name, target, {name1: first, name2: second})
-    return PreparedProjection(entries.make(op, first, second, target, options), first, second, target)
+    return PreparedProjection(made_by.make(op, first, second, target, options), first, second, target)

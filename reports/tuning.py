@@ -38,7 +38,7 @@ def document(t: Tuning) -> str:
 
 def headline(t: Tuning) -> str:
     """On how many rows something is faster than the shipped rule's plan."""
-    found = sum(bool(row.route) for row in t.rows)
+    found = sum(bool(row.arm) for row in t.rows)
     if not t.rows:
         return "No row was measured."
     if not found:

@@ -101,13 +101,6 @@ def run_options(
     console = Console(stderr=True)
     if out is not None and resume is not None:
         refuse(console, "--out and --resume exclude each other: a resumed run stays where it is")
-    lists = (("--ops", ops), ("--modes", modes), ("--layers", layers), ("--tokens", tokens), ("--outs", outs))
-    for option, given in lists:
-        if given is not None and not _split(given):
-            refuse(console, f"{option} is {given!r}, which names none; leave it out for the preset's choice")
-    counts = _split(tokens)
-    if counts is not None and not all(t.isdecimal() and int(t) > 0 for t in counts):
-        refuse(console, f"--tokens is {tokens!r}; needs positive integers, e.g. 64,256")
     if pause_ms is not None and not 0 <= pause_ms <= MAX_PAUSE_MS:
         refuse(console, f"--pause-ms is {pause_ms:g}; needs 0 to {MAX_PAUSE_MS:g}")
     return Options(
@@ -120,16 +113,16 @@ def run_options(
         resume=resume,
         arms_file=arms,
         shapes_file=shapes,
-        ops=_split(ops),
-        modes=_split(modes),
+        ops=listed(console, "--ops", ops),
+        modes=listed(console, "--modes", modes),
         form=form,
         passes=passes,
         warm_l2=warm_l2,
         previous=previous,
         control_run=control_run,
-        layers=_split(layers),
-        tokens=None if counts is None else tuple(map(int, counts)),
-        outs=_split(outs),
+        layers=listed(console, "--layers", layers),
+        tokens=numbers(console, "--tokens", tokens),
+        outs=listed(console, "--outs", outs),
         pause_ms=pause_ms,
     )
 
@@ -238,8 +231,24 @@ def refuse(console: Console, message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _split(text: str | None) -> tuple[str, ...] | None:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text is not None else None
+def listed(console: Console, option: str, text: str | None) -> tuple[str, ...] | None:
+    """The words of a comma-separated option, ``None`` where it was not given; refuses a list of none."""
+    if text is None:
+        return None
+    words = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not words:
+        refuse(console, f"{option} is {text!r}, which names none; leave it out for the preset's choice")
+    return words
+
+
+def numbers(console: Console, option: str, text: str | None) -> tuple[int, ...] | None:
+    """The positive integers of a comma-separated option, ``None`` where it was not given."""
+    words = listed(console, option, text)
+    if words is None:
+        return None
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        refuse(console, f"{option} is {text!r}; needs positive integers, e.g. 64,256")
+    return tuple(map(int, words))
 
 
 def _as_interrupt(signum: int, frame: object) -> None:

@@ -6,24 +6,45 @@ import json
 import shlex
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from bench.cli.common import Json, measured, mendable, refuse, say
+from bench.cli.common import Json, listed, measured, mendable, numbers, refuse, say
 from bench.model import Tuning
 from bench.session import Options
-from bench.store import RunDir, atomic_write
+from bench.store import RunDir, atomic_write, open_run
 
 
 def tune(
+    suite: Annotated[str | None, typer.Option(help="Suite to tune: router (default) or dense.")] = None,
     rows: Annotated[
         str | None, typer.Option(help="Comma-separated patterns of row keys, e.g. 'router-fwd-graph-*'.")
     ] = None,
+    ops: Annotated[str | None, typer.Option(help="Comma-separated: fwd,dgrad,wgrad.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Dense suite: comma-separated layers, e.g. q_a,kv_a.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Dense suite: comma-separated numbers of tokens, e.g. 64,256.")
+    ] = None,
+    outs: Annotated[
+        str | None, typer.Option(help="Dense suite: dtypes of outputs, bf16 (default), f32 or both.")
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(min=1, help="Candidates of a row at most; default 24, dense 6.")
+    ] = None,
+    passes: Annotated[
+        int | None, typer.Option(help="Passes a row, as of run; the dense suite's form is passes.")
+    ] = None,
     shapes: Annotated[
-        Path | None, typer.Option(help="TOML file, shapes = [{T = 64, H = 4096, N = 256}].")
+        Path | None,
+        typer.Option(
+            help="TOML file, shapes = [{T = 64, H = 4096, N = 256}]; dense: [{layer = 'mine', T, K, N}]."
+        ),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="full, quick or smoke; default full on a GPU, quick on a CPU.")
@@ -38,15 +59,17 @@ def tune(
         bool, typer.Option("--install", help="Put the routes where cake looks for this device's.")
     ] = False,
     rules: Annotated[
-        bool, typer.Option("--rules", help="Also write lines for the shipped rules: rules.toml.")
+        bool,
+        typer.Option("--rules", help="Also write lines for the shipped rules: rules.toml (dense: always)."),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Time the plans that this device could run beside those of the shipped rules: forward, input and weight
     gradient of the suite's shapes.
 
-    Writes routes.toml (what is faster, for deterministic=False), tuning.md (all that was tried) and
-    tuning.json. Exit 1 if a plan is inaccurate, 2 if something was not measured.
+    Writes routes.toml (what is faster, for deterministic=False; of the dense suite rules.toml in its place),
+    tuning.md (all that was tried) and tuning.json. Exit 1 if a plan is inaccurate, 2 if something was not
+    measured.
     """
     from bench.tune import OPS, tune_arms, tuning
 
@@ -56,20 +79,37 @@ def tune(
     if timer == "host":
         refuse(console, "timer host measures no plan; use --timer cupti, or --timer events")
     # What a resumed run's rows are, it knows itself.
-    anew = resume is None or any((shapes, preset, rows))
+    anew = resume is None or any((shapes, preset, rows, ops, layers, tokens, outs))
+    if resume is not None:
+        with mendable(console, "interrupted"):
+            before = open_run(resume).manifest()
+        suite, most = suite or before.suite, before.most if most is None else most
+    if suite == "dense" and install:
+        refuse(
+            console, "--install is for routes, which projections have none of: paste the lines of rules.toml"
+        )
+    kinds = listed(console, "--ops", ops)
+    for kind in kinds or ():
+        if kind not in OPS:
+            refuse(console, f"op {kind!r} has no plan of its own; ops are {', '.join(OPS)}")
     options = Options(
         command=shlex.join(["cake-bench", *sys.argv[1:]]),
-        suite="router",
+        suite=suite or "router",
         preset=preset,
         device=device,
         timer=timer,
         out=None if resume else out or Path("runs") / f"tune-{datetime.now(UTC):%Y%m%d-%H%M%S}",
         resume=resume,
         shapes_file=shapes,
-        ops=OPS if anew else None,
+        ops=kinds or (OPS if anew else None),
         modes=_modes(device) if anew else None,
         keys=_patterns(rows),
-        only=tune_arms,
+        passes=passes,
+        layers=listed(console, "--layers", layers),
+        tokens=numbers(console, "--tokens", tokens),
+        outs=listed(console, "--outs", outs),
+        most=most,
+        only=partial(tune_arms, most=most),
     )
     outcome = measured(options, console)
     with mendable(console, f"interrupted; go on with cake-bench tune --resume {outcome.run.path}"):
@@ -101,13 +141,16 @@ def _write(found: Tuning, run: RunDir, install: bool, rules: bool) -> dict[str, 
 
     on = "cpu" if found.device.arch == "cpu" else None
     target = installed.target_of(on)
+    dense = found.suite == "dense"
     files = {
-        "routes": (run.path / "routes.toml", text(tune.found_routes(found, target), target)),
         "tuning": (run.path / "tuning.json", found.model_dump_json(indent=1) + "\n"),
         "report": (run.path / "tuning.md", tuning.document(found)),
     }
-    if rules:
-        files["rules"] = (run.path / "rules.toml", tune.proposed(found, target.spec.family))
+    if not dense:
+        files["routes"] = (run.path / "routes.toml", text(tune.found_routes(found, target), target))
+    if rules or dense:
+        family = target.spec.projection_family if dense else target.spec.family
+        files["rules"] = (run.path / "rules.toml", tune.proposed(found, family))
     if install:
         path = installed.path_of(target)
         try:

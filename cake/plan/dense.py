@@ -178,7 +178,9 @@ def plan_projection(
         )
     if rule:
         return _sm80(problem, rule.program, rule.raster, rule.splits)
-    return min((_sm80(problem, form, SM80_RASTER) for form in SM80_FORMS), key=lambda p: _estimate(p, spec))
+    return min(
+        (_sm80(problem, form, SM80_RASTER) for form in SM80_FORMS), key=lambda p: estimate_sm80(p, spec)
+    )
 
 
 def by_way(problem: Problem, way: Way, sms: int) -> ProjectionPlan:
@@ -219,7 +221,9 @@ def _sm80(problem: Problem, form: str, raster: Raster, splits: int | None = None
     )
 
 
-def _estimate(plan: ProjectionPlan, spec: DeviceSpec) -> float:
-    """What the SM with the most CTAs multiplies, by how fast it does in that form."""
+def estimate_sm80(plan: ProjectionPlan, spec: DeviceSpec) -> float:
+    """About how long a plan of the sm80 family takes, in no unit: what the SM with the most CTAs multiplies,
+    by how fast it does in that form.
+    """
     x, y, z = plan.grid
     return -(-x * y * z // spec.sms) * math.prod(plan.tile) / SM80_FORMS[plan.program.form]

@@ -7,8 +7,9 @@ from bench_versions import OTHER_PARTITION, OTHER_TILE, git, repository
 from typer.testing import CliRunner
 
 import cake
+from bench import counts
 from bench.cli import app
-from bench.listing import Planned, changes, lines, list_version, remade, suite_rows
+from bench.listing import ARCHITECTURES, Planned, changes, lines, list_version, remade, suite_rows
 from bench.previous import load_copy, load_previous
 from bench.suites import Shape
 
@@ -135,3 +136,61 @@ def test_list_with_an_unknown_ref(repo, monkeypatch):
     result = invoke("list", "--previous", "nothing")
     assert result.exit_code == 2 and result.stdout == ""
     assert result.stderr.startswith("error: 'nothing' is unknown to the repository in ")
+
+
+RULE = """{ op = "fwd", form = "64x64", raster = 8, why = "x" """
+DENSE_RULES = (
+    "plan/rules/projection_sm80.toml",
+    "rules = []",
+    f'rules = [{RULE}}}, {RULE}, T = 64 }}, {RULE}, T = [65, 99] }}, {RULE}, T = "ragged" }}]',
+)
+
+
+def test_rules_are_counted_by_suite_op_and_key(tmp_path):
+    now = counts.count()
+    for arch in ARCHITECTURES:
+        by_op = now.rules["router", arch]
+        assert sum(sum(c.values()) for c in by_op.values()) == list_version(rows=[]).rules[arch]
+    table = counts.rules_table(now)
+    assert table[0] == "| suite | architectures | op | exact T | range | ragged | default | all |"
+    assert "| dense | sm_80, sm_100a, sm_103a, sm_107a | fwd | 0 | 0 | 0 | 0 | 0 |" in table
+    before = counts.count(load_previous("main", repository(tmp_path / "r", DENSE_RULES)).module)
+    assert (
+        "| dense | sm_80, sm_100a, sm_103a, sm_107a | fwd | 1 -> 0 | 1 -> 0 | 1 -> 0 | 1 -> 0 | 4 -> 0 |"
+        in counts.rules_table(now, before)
+    )
+    # All of what did not change stays one number.
+    assert all("->" not in line for line in counts.rules_table(now, before) if "| router |" in line)
+
+
+def test_programs_are_counted_by_kind():
+    now = counts.count()
+    assert {arch: sum(c.values()) for arch, c in now.programs.items()} == list_version(rows=[]).programs
+    table = counts.programs_table(now)
+    assert table[:2] == [
+        "| architecture | router | backward | projection | all |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    assert len(table) == 2 + len(ARCHITECTURES)
+
+
+def test_what_a_version_does_not_tell_is_unknown(tmp_path):
+    edits = [
+        ("plan/rules.py", "def shipped(", "def kept("),
+        ("plan/planner.py", "rules.shipped(", "rules.kept("),
+        ("program/registry.py", "def keys_of(", "def keys_for("),
+        ("program/registry.py", "in keys_of(", "in keys_for("),
+    ]
+    now = counts.count()
+    before = counts.count(load_previous("main", repository(tmp_path / "r", *edits)).module)
+    assert before.rules["router", "sm_90a"] is None and before.programs["sm_90a"] is None
+    assert all(line.count("unknown -> ") == 4 for line in counts.programs_table(now, before)[2:])
+    assert any("| router |" in s and "unknown -> 1" in s for s in counts.rules_table(now, before))
+
+
+def test_list_prints_the_tables_asked_for():
+    rules, programs = (invoke("list", option).stdout for option in ("--rules", "--programs"))
+    assert rules.startswith("| suite |") and programs.startswith("| architecture |")
+    assert invoke("list", "--rules", "--programs").stdout == f"{rules}\n{programs}"
+    made = json.loads(invoke("list", "--programs", "--json").stdout)
+    assert list(made) == ["after"] and made["after"]["programs"]["sm_80"]["projection"] == 24
