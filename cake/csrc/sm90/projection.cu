@@ -34,8 +34,6 @@ constexpr int PIECE = OUT_BF16 ? (BN % 64 ? 32 : 64) : 32;
 constexpr int ELEMENT = OUT_BF16 ? 2 : 4;
 constexpr int LINE = OUT_UNIT_N ? PIECE * ELEMENT : 128;
 constexpr int PIECE_BYTES = BLOCK * PIECE * ELEMENT;
-// A launch on its own fetches its instructions from memory, so there are few; with 192 sums a thread one step a turn spills.
-constexpr int UNROLL = HEIGHT * BN < 384 ? 1 : 2;
 constexpr int THREADS = 3 * 128, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
 // Mirrored by cake/launch/projection.py.
@@ -140,7 +138,10 @@ struct Consumer {
   __device__ __forceinline__ void multiply(float (&sum)[HEIGHT][BN / 2], Place& at, int steps) {
     const int mine = TEAMS == 2 ? 0 : group * COUNT;
     int before = 0;
-#pragma unroll UNROLL
+    // A launch on its own fetches its instructions from memory, so there are few; with 192 sums a thread this one would spill.
+#if HEIGHT * BN < 384
+#pragma unroll 1
+#endif
     for (int i = 0; i < steps; ++i) {
       barrier_wait(&barriers.full[at.stage], at.phase);
       const unsigned a = smem_address(ring + at.stage * STAGE) + mine * A_BOX;
