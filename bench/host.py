@@ -229,6 +229,8 @@ class _ContextLost(Exception):
 
 def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The messages of a job: for each arm and row one that it begins, then one with ``us`` or ``error``."""
+    if not job["rows"]:
+        return
     device = torch.device(job["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)  # an index: torch refuses a bare "cuda"

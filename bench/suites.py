@@ -216,7 +216,8 @@ def _dense_shape(where: str, entry: object) -> AnyShape:
     if not (
         isinstance(entry, dict)
         and ok
-        and re.fullmatch(r"\w+", str(entry["layer"]))
+        and isinstance(entry["layer"], str)
+        and re.fullmatch(r"\w+", entry["layer"])
         and all(type(v) is int and v > 0 for name, v in entry.items() if name != "layer")
         and (("K" in entry) == ("N" in entry))
     ):

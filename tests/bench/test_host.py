@@ -178,6 +178,10 @@ def test_a_job_of_dense_rows(tmp_path: Path) -> None:
     assert results.keys() == {"cake", "torch_bf16"} and all(m["us"] > 0 for m in results.values())
 
 
+def test_a_job_of_no_rows() -> None:
+    assert list(measure({"rows": [], "device": "cpu"})) == []
+
+
 def test_a_job_with_a_previous_version(tmp_path: Path) -> None:
     job = {
         "rows": [SMALL.key],

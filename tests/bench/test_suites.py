@@ -181,6 +181,8 @@ def test_dense_shapes_from_a_file(tmp_path):
     ("entry", "message"),
     [
         ("T = 1", r"shapes\[0\] is {'T': 1}; needs layer \(letters, digits and _\), a positive T, and K"),
+        ("layer = 'q_a'", r"shapes\[0\] is {'layer': 'q_a'}; needs layer"),
+        ("layer = 5, T = 1, K = 8, N = 8", r"shapes\[0\] is .*needs layer \(letters"),
         ("layer = 'a-b', T = 1, K = 8, N = 8", r"shapes\[0\] is .*needs layer"),
         ("layer = 'a', T = 1, K = 8", r"shapes\[0\] is .*K and N both or neither"),
         ("layer = 'a', T = 0, K = 8, N = 8", r"shapes\[0\] is .*a positive T"),

@@ -56,6 +56,8 @@ def test_inputs_depend_on_the_shape_alone_and_have_their_scales():
     one = dense_tensors(row(Layer("plain", 512, 256), tokens=128), "cpu")
     other = tensors_of(row(Layer("plain", 512, 256), "wgrad", "f32", tokens=128), "cpu")
     assert all(torch.equal(getattr(one, n), getattr(other, n)) for n in "XWG")
+    more = dense_tensors(row(Layer("plain", 512, 256), tokens=129), "cpu")
+    assert not torch.equal(one.W, more.W)
     scales = [float(v.float().std()) for v in (one.X, one.G, one.W)]
     assert scales == pytest.approx([1.0, 1.0, 512**-0.5], rel=0.03)
 
