@@ -20,15 +20,14 @@ from cake import operand
 from cake.cpu import run as run_on_cpu
 from cake.launch.entry import product
 from cake.launch.router import MappedParams, aligned, parameters
-from cake.launch.tensormap import TensorMap, matrix
-from cake.operand import ITEMSIZE, OPERANDS, View
+from cake.operand import OPERANDS
 from cake.plan.planner import Plan, by_rule, router_problem
 from cake.plan.raster import Raster
 from cake.plan.rules import Rule
 from cake.plan.tiles import TILES
-from cake.program.registry import Box, Program, program
+from cake.program.registry import Program, program
 
-from .emulation import CSRC
+from .emulation import CSRC, encode
 from .emulation import build as build_with_gcc
 from .products import KINDS, error, inputs, operands, reference
 
@@ -58,28 +57,6 @@ def planned(kind: str, tensors: dict, out: torch.Tensor, tile, emulation: str, s
     )
     rule = Rule(kind, None, None, None, None, None, tile, hold, Raster(2), "test", splits)
     return by_rule(p, "sm90", rule, emulation=emulation)
-
-
-class Map(ctypes.Structure):
-    """``TensorMap`` of emulated/common/hopper.cuh."""
-
-    _fields_ = (
-        ("base", ctypes.c_longlong),
-        ("inner", ctypes.c_longlong),
-        ("lines", ctypes.c_longlong),
-        ("stride", ctypes.c_longlong),
-        ("box_inner", ctypes.c_int),
-        ("box_lines", ctypes.c_int),
-        ("size", ctypes.c_int),
-        ("swizzle", ctypes.c_int),
-    )
-
-
-def encode(at: TensorMap, view: View, box: Box, address: int) -> None:
-    """What the driver does."""
-    (inner, lines), stride = matrix(view)
-    made = Map(address, inner, lines, stride, box.inner, box.lines, ITEMSIZE[view.dtype], box.swizzle)
-    ctypes.memmove(ctypes.addressof(at), ctypes.addressof(made), ctypes.sizeof(made))
 
 
 def launch(

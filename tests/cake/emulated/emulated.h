@@ -25,6 +25,8 @@
 #define __shared__ static thread_local
 #define __global__
 #define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
 
 using std::max;
 using std::min;
@@ -46,6 +48,24 @@ constexpr int STACK = 64 * 1024;
 struct Barrier { int arrived = 0; long turn = 0; };
 struct Exchange { unsigned value[32]; Barrier barrier; };
 
+// Shared memory, of its own or what the compiler has placed.
+class Memory {
+ public:
+  void assign(size_t bytes, char value) { own_.assign(bytes, value), at_ = own_.data(), bytes_ = bytes; }
+  void borrow(char* at, size_t bytes, char value) { std::memset(at, value, bytes), at_ = at, bytes_ = bytes; }
+  char* data() const { return at_; }
+  size_t size() const { return bytes_; }
+  char& at(size_t i) const {
+    if (i >= bytes_) throw std::out_of_range("shared memory has no byte " + std::to_string(i));
+    return at_[i];
+  }
+
+ private:
+  std::vector<char> own_;
+  char* at_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
@@ -55,20 +75,25 @@ struct Fiber {
   // wgmma: those of groups committed and not yet waited for, and of the group being made.
   std::deque<std::vector<std::function<void()>>> products;
   std::vector<std::function<void()>> batch;
+  // Stores of boxes: groups that have not been read out of shared memory, and the group being made.
+  std::deque<std::vector<std::function<void()>>> stores;
+  std::vector<std::function<void()>> storing;
+  long fences = 0, stored = 0;  // of its stores to shared memory; those that were when boxes of them were stored
 };
 
 struct Cta {
   std::vector<std::unique_ptr<Fiber>> fibers;
   ucontext_t scheduler;
   Fiber* current = nullptr;
-  std::vector<char> smem;
+  Memory smem;
+  int block = 0, blocks = 1;
   std::mt19937 random;
   bool late_copies = false, late_products = false;
   std::vector<std::function<void()>> boxes;  // on their way
   long progress = 0;
   Barrier named[16];
   std::vector<Exchange> warps;
-  struct Operands { unsigned a[128][4]; float b[16][256]; Barrier barrier; };
+  struct Operands { unsigned a[128][4]; float rows[64][16], b[16][256]; Barrier barrier; };
   std::vector<Operands> groups;  // of the warpgroups' products
   std::function<void()> body;
   std::string error;
@@ -78,6 +103,12 @@ inline thread_local Cta* cta = nullptr;
 inline std::atomic<bool> failed{false};
 
 inline void yield() { swapcontext(&cta->current->context, &cta->scheduler); }
+
+// Counts as at `meet`, and does not wait.
+inline void arrive(Barrier& b, int threads) {
+  ++cta->progress;
+  if (++b.arrived == threads) b.arrived = 0, ++b.turn;
+}
 
 // Gives way until something is so.
 template <typename F>
@@ -100,6 +131,9 @@ inline void meet(Barrier& b, int threads) {
 inline void enter() {
   try {
     cta->body();
+    const Fiber& f = *cta->current;
+    if (!f.products.empty() || !f.batch.empty()) throw std::runtime_error("a thread ends before its products");
+    if (!f.stores.empty() || !f.storing.empty()) throw std::runtime_error("a thread ends before its boxes are read");
   } catch (const std::exception& e) {  // not through a switch of stacks
     if (cta->error.empty()) cta->error = e.what();
   }
@@ -154,10 +188,16 @@ inline void run(Cta& c, int threads, bool foreign) {
 
 struct Index { operator int() const { return cta->current->id; } };
 struct ThreadIdx { Index x; };
+struct Block { operator int() const { return cta->block; } };
+struct Blocks { operator int() const { return cta->blocks; } };
+struct BlockIdx { Block x; };
+struct GridDim { Blocks x; };
 
 }  // namespace emulated
 
 static emulated::ThreadIdx threadIdx;
+static emulated::BlockIdx blockIdx;
+static emulated::GridDim gridDim;
 
 // --- intrinsics --------------------------------------------------------------------------------------------------------
 
