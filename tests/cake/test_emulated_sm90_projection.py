@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,128 @@ def test_programs(built, key):
         plan = planned(key, tensors, splits=splits, tail=tail, sms=sms)
         assert plan.parts == splits and (plan.cut[1] > 0) == tail
         check(built, plan, tensors, late=late)
+
+
+def key_of(form: str, a_unit_k: bool, b_unit_k: bool, out_dtype: str, out_unit_n: bool) -> ProjectionKey:
+    return ProjectionKey("sm90", form, a_unit_k, b_unit_k, out_dtype, out_unit_n)
+
+
+#: Of the programs above, so that they are compiled once.
+SOME = [
+    key_of(SMALL, False, False, "f32", True),
+    key_of(SMALL, True, True, "bf16", False),
+    key_of(SMALL, True, False, "f32", False),
+    key_of(SMALL, False, True, "bf16", True),
+]
+
+
+@pytest.mark.parametrize("key", SOME, ids=str)
+def test_batches_in_slots(built, key):
+    """Three matrices, each in a slot with NaN around; all with one matrix B."""
+    a, b, out = tensors_of(key, 70, 133, 136, batch=3)
+    for shared in (b, b[:1].expand(b.shape)):
+        for splits in (1, 3):
+            tensors = a, shared, out
+            check(built, planned(key, tensors, splits=splits, sms=3), tensors, late=3, seed=splits)
+
+
+@pytest.mark.parametrize("key", SOME, ids=str)
+def test_ragged(built, key):
+    """Less than a unit of 16 bytes, than a box, than a tile; one more."""
+    for i, (m, n, k) in enumerate([(2, 3, 8), (3, 130, 64), (65, 2, 72), (129, 36, 24), (8, 128, 2)]):
+        tensors = tensors_of(key, m, n, k)
+        check(built, planned(key, tensors, sms=2), tensors, late=i % 4, seed=i)
+
+
+@pytest.mark.parametrize("key", SOME[:2], ids=str)
+def test_any_order_of_turns(built, key):
+    """One CTA and several, rings that are passed often and less than once: nothing stops, nothing is lost."""
+    tensors = tensors_of(key, 137, 139, 904)
+    for seed in range(12):
+        plan = planned(key, tensors, splits=1 + seed % 3, sms=(1, 2, 5)[seed // 4])
+        check(built, plan, tensors, late=seed % 4, seed=seed)
+
+
+def test_parts_are_added_in_the_order_of_the_cpu_executor(built):
+    key = SOME[0]
+    tensors = a, b, out = tensors_of(key, 70, 133, 320)
+    expected = torch.empty_like(out)
+    for seed in range(3):
+        plan = planned(key, tensors, splits=5, sms=5)
+        assert launch(built, plan, tensors, late=seed, seed=seed) == ""
+        cpu.run_projection(plan, a, b, expected)
+        assert (out - expected).norm() <= 2e-7 * expected.norm()
+
+
+#: What is replaced by what: a first statement by nothing, or an expression by another. All are compiled at once, and
+#: the parameter that only planted programs read tells which one is.
+A = "swizzled_descriptor(a + r * A_BOX + k * (A_UNIT_K ? 32 : 2048), 8192)"
+B = "swizzled_descriptor(b + k * (B_UNIT_K ? 32 : 2048), 8192)"
+MISSING = [
+    ("barrier_wait(&barriers.order[group], group ? turn & 1 : (turn & 1) ^ 1);", ""),
+    ("barrier_wait(&barriers.full[at.stage], at.phase);", ""),
+    ("barrier_wait(&barriers.empty[at.stage], at.phase ^ 1);", ""),
+    ("barrier_arrive(&barriers.order[group ^ 1]);", ""),
+    ("if (i && thread % 32 == 0) barrier_arrive(&barriers.empty[before]);", ""),
+    ("    if (thread % 32 == 0) barrier_arrive(&barriers.empty[before]);", ""),
+    ("4 * SHARING", "2 * SHARING"),
+    ("4 * SHARING", "8 * SHARING"),
+    ("barrier_init(&barriers.order[1], 4)", "barrier_init(&barriers.order[1], 1)"),
+    ("blocks * A_BOX + B_BYTES", "blocks * A_BOX"),
+    ("at.skip(steps_of(p, w));", ""),
+    ("wgmma_commit();", ""),
+    ("wgmma_wait<1>();", ""),
+    ("    wgmma_wait<0>();", ""),
+    ("store_wait_read<OUT_BUFFERS - 1>();", ""),
+    ("store_wait_read<0>();", ""),
+    ("store_commit();", ""),
+    ("fence_async();", ""),
+    ("sync();\n      stage(", ""),
+    ("sync();\n      const int column", ""),
+    ("store_rest(w, to, row, column);", ""),
+    (B, B.replace("8192", "4096")),
+    (B, B + " ^ 96ull << 32"),
+    (B, B + " ^ 1ull << 62"),
+    (B, B + " + 2"),
+    (A, A + " ^ 96ull << 32"),
+    (A, A + " + 2"),
+    ("sync();\n    if (thread == 0) *earlier", ""),
+    ("sync();\n    if ((int)*earlier", ""),
+    ("p.parts - 1", "p.parts"),
+    ("arrive_threads(0, THREADS);", ""),
+    ("sync_threads(0, THREADS);", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory) -> Path:
+    """A copy of csrc in which ``spin`` says what is missing: i + 1 for ``MISSING[i]``."""
+    csrc = shutil.copytree(CSRC, tmp_path_factory.mktemp("broken") / "csrc")
+    source = csrc / "sm90/projection.cu"
+    text = source.read_text()
+    for what in dict.fromkeys(what for what, _ in MISSING):
+        assert text.count(what) == 1, what
+        several = what
+        for i, (this, instead) in enumerate(MISSING, 1):
+            if this == what:
+                several = f"(p.spin == {i} ? {instead} : {several})" if instead else f"if (p.spin != {i}) {what}"
+        text = text.replace(what, several)
+    source.write_text(text)
+    return csrc
+
+
+@pytest.mark.parametrize("key", SOME[:2], ids=str)
+@pytest.mark.parametrize("i", range(len(MISSING) + 1))
+def test_the_emulation_sees_what_is_missing(built, broken, key, i):
+    """Else the tests above prove nothing; 0: nothing is, and nothing is seen."""
+    if i and MISSING[i - 1] == (B, B.replace("8192", "4096")) and key.b_unit_k:
+        pytest.skip("what lies between runs of 64 elements across K does not matter along K")
+    tensors = a, b, out = tensors_of(key, 137, 139, 904)
+
+    def seen(late: int, splits: int, seed: int) -> bool:
+        plan = replace(planned(key, tensors, splits=splits, sms=1), spin=i)
+        out.fill_(float("nan"))
+        return bool(launch(built, plan, tensors, late=late, seed=seed, csrc=broken)) or not right(out, a, b)
+
+    cases = [(late, splits, seed) for seed in range(1 if i == 0 else 10) for late in (3, 0) for splits in (1, 3)]
+    assert any(seen(*case) for case in cases) == (i > 0)

@@ -32,9 +32,8 @@ extern "C" __attribute__((visibility("default"))) const char* emulate(const cake
       try {
         emulated::run(c, threads, false);  // nobody waits for another CTA
       } catch (const std::exception& e) {
-        emulated::failed = true;
         std::lock_guard<std::mutex> guard(lock);
-        if (message.empty()) message = "CTA " + std::to_string(i) + ": " + e.what();
+        if (!emulated::failed.exchange(true) || message.ends_with("another CTA failed") || message.empty()) message = "CTA " + std::to_string(i) + ": " + e.what();
       }
     });
   for (auto& t : running) t.join();

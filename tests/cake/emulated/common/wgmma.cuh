@@ -48,13 +48,16 @@ void wgmma(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool
   else
     multiply();
 }
-inline void wgmma_fence() {}
+// These converge a warp (.sync.aligned): none of its lanes gets ahead of another over them.
+inline void wgmma_fence() { __syncwarp(); }
 inline void wgmma_commit() {
+  __syncwarp();
   auto& f = *emulated::cta->current;
   f.products.push_back(std::move(f.batch)), f.batch.clear();
 }
 template <int PENDING>
 void wgmma_wait() {
+  __syncwarp();
   auto& f = *emulated::cta->current;
   for (; f.products.size() > PENDING; f.products.pop_front())
     for (auto& multiply : f.products.front()) multiply();
