@@ -91,11 +91,13 @@ class ProjectionPlan:
     @property
     def cut(self) -> tuple[int, int]:
         """Parts of tiles that walkers take as they are, and halves of others behind them: where ``tail``,
-        what is left for a last wave is cut if all halves are one wave.
+        what is left for a last wave is cut if all halves are one wave, and the form has two blocks to part (a
+        program of one does not halve, and would go past its last tile).
         """
         units = self._all_tiles * self.parts
         left = units % self.walkers if self.walkers else 0
-        halved = self.tail and 0 < 2 * left <= self.walkers
+        form = FORMS.get(self.program.form)
+        halved = self.tail and form is not None and form.height > 1 and 0 < 2 * left <= self.walkers
         return (units - left, 2 * left) if halved else (units, 0)
 
     @property

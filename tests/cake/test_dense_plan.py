@@ -16,6 +16,7 @@ from cake.plan import dense_rules
 from cake.plan.dense import (
     SM80_FORMS,
     ProjectionPlan,
+    by_way,
     default_partition,
     plan_projection,
     planted,
@@ -24,8 +25,10 @@ from cake.plan.dense import (
 )
 from cake.plan.dense_rules import DenseRule, line, match, parse, shipped
 from cake.plan.device import CPU, PROJECTIONS, DeviceSpec, UnsupportedDevice
+from cake.plan.forms import FORMS
 from cake.plan.partition import CHUNK, MAX_SEGMENTS
 from cake.plan.raster import Raster
+from cake.plan.ways import Way
 from cake.program.registry import keys_of, program
 
 from .projections import KINDS, bits, inputs, matrices
@@ -258,3 +261,19 @@ def test_a_shipped_rule_decides(monkeypatch):
     assert [p.parts for p in plans] == [default_partition(plans[0].problem).segments, 3, plans[0].parts]
     assert plans[1].program.form == "128x64" and plans[1].raster == Raster(8)
     assert isinstance(plans[0], ProjectionPlan)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(m=st.integers(1, 600), n=st.integers(1, 80), splits=st.sampled_from([1, 3]), sms=st.integers(1, 132))
+def test_only_forms_of_two_blocks_have_halves(form, m, n, splits, sms):
+    """A program whose warpgroups have one block does not halve: more units would be tiles past the last."""
+    a, b, out = (
+        View(m, 520, 520, 1, "bf16"),
+        View(520, 8 * n, 520, 0, "bf16"),
+        View(m, 8 * n, 8 * n, 1, "bf16"),
+    )
+    plan = by_way(Problem("gemm", a, b, out), Way(form, splits, tail=True), sms)
+    whole, halves = plan.cut
+    assert whole + halves // 2 == math.prod(plan.tiles) * plan.parts and halves % 2 == 0
+    assert halves == 0 or FORMS[form].height > 1
+    assert plan.walkers <= sms and plan.grid == (min(sms, whole + halves), 1, 1)
