@@ -40,13 +40,14 @@ class ProjectionParams(ctypes.Structure):
         ("a_batched", ctypes.c_int),
         ("b_batched", ctypes.c_int),
         ("spin", ctypes.c_int),  # read by planted programs only
+        ("streamed", ctypes.c_int),
         ("inner", ctypes.c_int),
         ("whole_inner", ctypes.c_int),
         ("lines", ctypes.c_int),
         ("line", ctypes.c_longlong),
         ("matrix", ctypes.c_longlong),
         ("to", ctypes.c_void_p),
-        ("_", ctypes.c_char * (-(5 * 8 + 20 * 4) % ALIGNMENT)),
+        ("_", ctypes.c_char * (-(5 * 8 + 21 * 4) % ALIGNMENT)),
     )
 
 
@@ -64,6 +65,7 @@ def parameters(plan: ProjectionPlan) -> ProjectionParams:
     block.units = block.whole + halves
     block.a_batched, block.b_batched = (int(v.batch > 1 and v.batch_stride > 0) for v in (p.a, p.b))
     block.spin = plan.spin
+    block.streamed = int(plan.streamed)
     (block.inner, block.lines), _ = matrix(p.out)
     block.whole_inner = whole(p.out)
     block.line, block.matrix = p.out.ld, p.out.batch_stride

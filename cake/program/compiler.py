@@ -46,6 +46,10 @@ class CompileError(Exception):
         self.arch = arch
         self.log = log
 
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str, str]]:
+        """So that one raised in a worker process reaches the one that waits for it."""
+        return type(self), (self.name, self.arch, self.log)
+
 
 class ArchUnsupported(CompileError):
     """The NVRTC found here does not know the architecture; the log says which version does."""

@@ -23,7 +23,7 @@ THREADS = 3 * 128
 
 def columns_of(form: Form, out_dtype: str) -> int:
     """Columns of a piece of output: 64 rows of it go through shared memory at a time."""
-    return 32 if out_dtype == "f32" or form.columns % 64 else 64
+    return min(form.columns, 32 if out_dtype == "f32" else 64)
 
 
 def stage_bytes(form: Form, b_unit_k: bool) -> int:
@@ -42,7 +42,7 @@ def stages_and_buffers(form: Form, b_unit_k: bool, out_dtype: str) -> tuple[int,
     def stages(buffers: int) -> int:
         return min(MAX_STAGES, (SMEM - BARRIERS - 2 * buffers * piece) // stage)
 
-    pieces = form.height * form.columns // columns_of(form, out_dtype)
+    pieces = form.height * -(-form.columns // columns_of(form, out_dtype))
     if stages(pieces) >= 5:
         return stages(pieces), pieces
     buffers = min(pieces, 2) if stages(2) == stages(1) or stages(2) >= 6 else 1

@@ -180,8 +180,9 @@ def test_parts_are_added_in_the_order_of_the_cpu_executor(built):
         assert (out - expected).norm() <= 2e-7 * expected.norm()
 
 
-A = "swizzled_descriptor(a + r * A_BOX + k * (A_UNIT_K ? 32 : 2048), 8192)"
-B = "swizzled_descriptor(b + k * (B_UNIT_K ? 32 : 2048), 8192)"
+A = "swizzled_descriptor(smem_address(ring) + mine * A_BOX, 8192)"
+B = "swizzled_descriptor(smem_address(ring) + A_BYTES, 8192)"
+A_STEP, B_STEP = "r * A_BOX + k * (A_UNIT_K ? 32 : 2048)", "behind(b, k * (B_UNIT_K ? 32 : 2048))"
 #: What is replaced by what: a first statement by nothing, or an expression by another. All are compiled at
 #: once, and the parameter that only planted programs read tells which one is.
 MISSING = [
@@ -212,6 +213,9 @@ MISSING = [
     (B, B + " + 2"),
     (A, A + " ^ 96ull << 32"),
     (A, A + " + 2"),
+    (A_STEP, A_STEP + " + 32"),
+    (B_STEP, B_STEP + " + 2"),
+    ("at.step();\n  for (int u", ""),
     ("sync();\n    if (thread == 0) *earlier", ""),
     ("sync();\n    if ((int)*earlier", ""),
     ("p.parts - 1", "p.parts"),

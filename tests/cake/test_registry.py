@@ -20,7 +20,7 @@ def test_programs_have_distinct_names_and_fit_consumer_gpus():
 
 def test_hopper_has_its_own_programs_and_those_of_all():
     found = programs("sm_90a")
-    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94 + 24 + 208
+    assert len({p.name for p in found}) == len(found) == 24 + 96 + 60 + 94 + 24 + 304
     kernels = {"router_sm80", "router_sm90", "backward_sm90", "projection_sm80", "projection_sm90"}
     assert {p.kernel for p in found} == kernels
     own = [p for p in found if p.kernel == "router_sm90"]

@@ -40,11 +40,21 @@ __device__ __forceinline__ void copy_box(const void* smem, const TensorMap& map,
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
           smem_address(smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(smem_address(barrier)) : "memory");
 }
+// What the L2 does with lines: nothing special, or they are the first to leave it.
+__device__ __forceinline__ unsigned long long l2_policy(bool first_to_leave) {
+  unsigned long long policy;
+  if (first_to_leave)
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // The other way: what of the box lies outside the matrix is not stored. One thread lets boxes go, ends a group of them and waits
 // until at most PENDING groups are still to be read out of shared memory.
-__device__ __forceinline__ void store_box(const TensorMap& map, const void* smem, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y),
-               "r"(z), "r"(smem_address(smem)) : "memory");
+__device__ __forceinline__ void store_box(const TensorMap& map, const void* smem, int x, int y, int z, unsigned long long policy) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], %5;" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z), "r"(smem_address(smem)), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int PENDING>

@@ -29,8 +29,9 @@ constexpr int ATOMS_N = B_UNIT_K ? 1 : (BN + 63) / 64;  // boxes of B
 constexpr int A_BOX = BLOCK * BK * 2, B_BOX = (B_UNIT_K ? BN : 64) * BK * 2;
 constexpr int A_BYTES = BLOCKS * A_BOX, B_BYTES = ATOMS_N * B_BOX;
 constexpr int STAGE = A_BYTES + (B_BYTES + 1023) / 1024 * 1024;
-// A piece of output: 64 rows x PIECE columns, in lines of 128 bytes (64, unswizzled, where half a piece is all there is).
-constexpr int PIECE = OUT_BF16 ? (BN % 64 ? 32 : 64) : 32;
+// A piece of output: 64 rows x PIECE columns, in lines of 128 bytes (64, unswizzled, where half a piece is all there is). The last
+// one of a block ends where the block does, and may repeat columns of the one before.
+constexpr int WIDTH = OUT_BF16 ? 64 : 32, PIECE = BN < WIDTH ? BN : WIDTH, PIECES = (BN + PIECE - 1) / PIECE;
 constexpr int ELEMENT = OUT_BF16 ? 2 : 4;
 constexpr int LINE = OUT_UNIT_N ? PIECE * ELEMENT : 128;
 constexpr int PIECE_BYTES = BLOCK * PIECE * ELEMENT;
@@ -47,6 +48,7 @@ struct ProjectionParams {
   unsigned parts_inverse, tiles_inverse, band_inverse, raster_inverse, rest_inverse;  // see common/raster.cuh
   int a_batched, b_batched;  // 0: one matrix for all
   int spin;
+  int streamed;  // the output is larger than the L2: its lines are the first to leave it
   // The output in lines along its unit stride: elements of a line, and how many of them are whole 16-byte units.
   int inner, whole_inner, lines;
   long long line, matrix;  // elements from one to the next
@@ -93,29 +95,35 @@ struct Place {
   }
 };
 
+// Lets go the copies of step `i` of a unit to a stage of the ring.
+__device__ __forceinline__ void copy_step(const ProjectionParams& p, const Unit& w, int i, char* ring, Barriers& barriers, int stage) {
+  const int blocks = w.count * SHARING, k = w.part * p.segment + i * BK;
+  unsigned long long* full = &barriers.full[stage];
+  barrier_expect(full, blocks * A_BOX + B_BYTES);
+  char* to = ring + stage * STAGE;
+#pragma unroll 1
+  for (int j = 0; j < blocks; ++j) {
+    const int row = (w.row + w.first + j) * BLOCK;
+    copy_box(to + j * A_BOX, p.a, A_UNIT_K ? k : row, A_UNIT_K ? row : k, w.batch * p.a_batched, full);
+  }
+#pragma unroll
+  for (int j = 0; j < ATOMS_N; ++j) {
+    const int column = w.column + 64 * j;
+    copy_box(to + A_BYTES + j * B_BOX, p.b, B_UNIT_K ? k : column, B_UNIT_K ? column : k, w.batch * p.b_batched, full);
+  }
+}
+
+// All copies but those of the first unit's first step.
 __device__ __forceinline__ void produce(const ProjectionParams& p, char* ring, Barriers& barriers) {
   Place at;
-  for (int u = blockIdx.x; u < p.units; u += gridDim.x) {
+  at.step();
+  for (int u = blockIdx.x, i = 1; u < p.units; u += gridDim.x, i = 0) {
     const Unit w = unit_of(p, u);
-    const int steps = steps_of(p, w), blocks = w.count * SHARING;
-    const int batch_a = w.batch * p.a_batched, batch_b = w.batch * p.b_batched;
+    const int steps = steps_of(p, w);
 #pragma unroll 1
-    for (int i = 0; i < steps; ++i) {
+    for (; i < steps; ++i) {
       barrier_wait(&barriers.empty[at.stage], at.phase ^ 1);
-      unsigned long long* full = &barriers.full[at.stage];
-      barrier_expect(full, blocks * A_BOX + B_BYTES);
-      char* to = ring + at.stage * STAGE;
-      const int k = w.part * p.segment + i * BK;
-#pragma unroll 1
-      for (int j = 0; j < blocks; ++j) {
-        const int row = (w.row + w.first + j) * BLOCK;
-        copy_box(to + j * A_BOX, p.a, A_UNIT_K ? k : row, A_UNIT_K ? row : k, batch_a, full);
-      }
-#pragma unroll
-      for (int j = 0; j < ATOMS_N; ++j) {
-        const int column = w.column + 64 * j;
-        copy_box(to + A_BYTES + j * B_BOX, p.b, B_UNIT_K ? k : column, B_UNIT_K ? column : k, batch_b, full);
-      }
+      copy_step(p, w, i, ring, barriers, at.stage);
       at.step();
     }
   }
@@ -137,23 +145,23 @@ struct Consumer {
   template <int COUNT>
   __device__ __forceinline__ void multiply(float (&sum)[HEIGHT][BN / 2], Place& at, int steps) {
     const int mine = TEAMS == 2 ? 0 : group * COUNT;
+    const unsigned long long first_a = swizzled_descriptor(smem_address(ring) + mine * A_BOX, 8192);
+    const unsigned long long first_b = swizzled_descriptor(smem_address(ring) + A_BYTES, 8192);
     int before = 0;
-    // A launch on its own fetches its instructions from memory, so there are few; with 192 sums a thread this one would spill.
-#if HEIGHT * BN < 384
+    // A launch on its own fetches its instructions from memory, so there are few; with 176 sums a thread this one would spill.
+#if HEIGHT * BN < 352
 #pragma unroll 1
 #endif
     for (int i = 0; i < steps; ++i) {
       barrier_wait(&barriers.full[at.stage], at.phase);
-      const unsigned a = smem_address(ring + at.stage * STAGE) + mine * A_BOX;
-      const unsigned b = smem_address(ring + at.stage * STAGE) + A_BYTES;
+      const unsigned long long a = behind(first_a, at.stage * STAGE), b = behind(first_b, at.stage * STAGE);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < BK / 16; ++k)
 #pragma unroll
         for (int r = 0; r < COUNT; ++r)
           wgmma_shared<BN, !A_UNIT_K, !B_UNIT_K>(
-              sum[r], swizzled_descriptor(a + r * A_BOX + k * (A_UNIT_K ? 32 : 2048), 8192),
-              swizzled_descriptor(b + k * (B_UNIT_K ? 32 : 2048), 8192), i + k > 0);
+              sum[r], behind(a, r * A_BOX + k * (A_UNIT_K ? 32 : 2048)), behind(b, k * (B_UNIT_K ? 32 : 2048)), i + k > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (i && thread % 32 == 0) barrier_arrive(&barriers.empty[before]);
@@ -179,13 +187,29 @@ struct Consumer {
     if ((int)*earlier + 1 != p.parts) return false;
 #pragma unroll
     for (int i = 0; i < BN / 2; ++i) sum[i] = 0.f;
+    // As many parts at a time as there are registers for: each time is a way to the L2 and back.
+    constexpr int ROOM = (384 - HEIGHT * BN) / BN, AT_ONCE = ROOM < 1 ? 1 : ROOM > 8 ? 8 : ROOM;
+    const auto add = [&](int i, float4 v) {
+      sum[4 * i] += v.x, sum[4 * i + 1] += v.y, sum[4 * i + 2] += v.z, sum[4 * i + 3] += v.w;
+    };
 #pragma unroll 1
-    for (int part = 0; part < p.parts; ++part) {
-      const float4* from = all + (long long)part * (BLOCKS * SIZE / 4);
+    for (int first = 0; first < p.parts; first += AT_ONCE) {
+      const float4* from = all + (long long)first * (BLOCKS * SIZE / 4);
+      if constexpr (AT_ONCE == 1) {
 #pragma unroll
-      for (int i = 0; i < BN / 8; ++i) {
-        const float4 v = __ldcg(from + 128 * i);
-        sum[4 * i] += v.x, sum[4 * i + 1] += v.y, sum[4 * i + 2] += v.z, sum[4 * i + 3] += v.w;
+        for (int i = 0; i < BN / 8; ++i) add(i, __ldcg(from + 128 * i));
+      } else {
+        float4 v[AT_ONCE][BN / 8];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (first + j < p.parts)
+#pragma unroll
+            for (int i = 0; i < BN / 8; ++i) v[j][i] = __ldcg(from + j * (BLOCKS * SIZE / 4) + 128 * i);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (first + j < p.parts)
+#pragma unroll
+            for (int i = 0; i < BN / 8; ++i) add(i, v[j][i]);
       }
     }
     return true;
@@ -256,7 +280,8 @@ struct Consumer {
   __device__ __forceinline__ void store(const Unit& w, int block, const float (&sum)[BN / 2]) {
     const int row = (w.row + block) * BLOCK;
 #pragma unroll
-    for (int first = 0; first < BN; first += PIECE) {
+    for (int piece = 0; piece < PIECES; ++piece) {
+      const int first = min(piece * PIECE, BN - PIECE);
       char* to = staging + pieces % OUT_BUFFERS * PIECE_BYTES;
       if (thread == 0) store_wait_read<OUT_BUFFERS - 1>();
       sync();
@@ -266,13 +291,14 @@ struct Consumer {
       const int column = w.column + first;
       store_rest(w, to, row, column);
       if (thread == 0 && p.whole_inner) {
+        const unsigned long long policy = l2_policy(p.streamed);
         if constexpr (OUT_UNIT_N) {
-          store_box(p.out, to, column, row, w.batch);
+          store_box(p.out, to, column, row, w.batch, policy);
         } else if constexpr (OUT_BF16) {
-          store_box(p.out, to, row, column, w.batch);
+          store_box(p.out, to, row, column, w.batch, policy);
         } else {
-          store_box(p.out, to, row, column, w.batch);
-          store_box(p.out, to + PIECE * 128, row + 32, column, w.batch);
+          store_box(p.out, to, row, column, w.batch, policy);
+          store_box(p.out, to + PIECE * 128, row + 32, column, w.batch, policy);
         }
         store_commit();
       }
@@ -317,27 +343,31 @@ __device__ __forceinline__ void project(const ProjectionParams& p) {
   char* const staging = smem + STAGES * STAGE;
   Barriers& barriers = *reinterpret_cast<Barriers*>(staging + 2 * OUT_BUFFERS * PIECE_BYTES);
   unsigned* const earlier = reinterpret_cast<unsigned*>(&barriers + 1);
-  const int group = threadIdx.x / 128;
-  if (group == 0) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < STAGES; ++i) {
-        barrier_init(&barriers.full[i], 1);
-        barrier_init(&barriers.empty[i], 4 * SHARING);
-      }
-      barrier_init(&barriers.order[0], 4);
-      barrier_init(&barriers.order[1], 4);
-      barrier_fence();
+  // Behind a shuffle the compiler knows that it is a whole warp's, and counts what follows in uniform registers: a stage of 64 x 64
+  // took 275 clocks without, of which the products are 128.
+  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  // A map is fetched from memory like all else, which takes as long as the barriers and the first unit's place.
+  if (threadIdx.x == 32) prefetch_map(p.a);
+  if (threadIdx.x == 64) prefetch_map(p.b);
+  if (threadIdx.x == 128) prefetch_map(p.out);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(&barriers.full[i], 1);
+      barrier_init(&barriers.empty[i], 4 * SHARING);
     }
-    // A map is fetched from memory like all else, which takes as long as the barriers and the first unit's place.
-    if (threadIdx.x == 32) prefetch_map(p.a);
-    if (threadIdx.x == 64) prefetch_map(p.b);
+    barrier_init(&barriers.order[0], 4);
+    barrier_init(&barriers.order[1], 4);
+    barrier_fence();
+    // Here and not in the loop, whose instructions are still to be fetched from memory.
+    copy_step(p, unit_of(p, blockIdx.x), 0, smem, barriers, 0);
+  }
+  if (group == 0) {
     // The first copies wait for nobody.
     __syncwarp();
     arrive_threads(0, THREADS);
     registers_down<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) produce(p, smem, barriers);
   } else {
-    if (threadIdx.x == 128) prefetch_map(p.out);
     sync_threads(0, THREADS);
     registers_up<CONSUMER_REGISTERS>();
     Consumer c{p, smem, staging + (group - 1) * OUT_BUFFERS * PIECE_BYTES, earlier + (group - 1), barriers, group - 1,

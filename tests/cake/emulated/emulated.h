@@ -226,6 +226,14 @@ inline void __syncthreads() {
   using namespace emulated;
   meet(cta->named[0], (int)cta->fibers.size());
 }
+inline int __shfl_sync(unsigned, int v, int lane) {
+  auto& e = emulated::cta->warps[threadIdx.x / 32];
+  e.value[threadIdx.x % 32] = v;
+  __syncwarp();
+  const int r = e.value[lane];
+  __syncwarp();
+  return r;
+}
 inline float __shfl_xor_sync(unsigned, float v, int lanes) {
   auto& e = emulated::cta->warps[threadIdx.x / 32];
   e.value[threadIdx.x % 32] = __float_as_uint(v);

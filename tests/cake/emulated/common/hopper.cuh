@@ -81,7 +81,8 @@ inline void copy_box(const void* smem, const TensorMap& map, int x, int y, int z
 
 // A box is read out of shared memory at once, or when its group is waited for. What lies outside is left out by units of 16 bytes.
 // The warpgroup's threads must have made their stores visible since the last group of boxes.
-inline void store_box(const TensorMap& map, const void* smem, int x, int y, int z) {
+inline unsigned long long l2_policy(bool) { return 0; }
+inline void store_box(const TensorMap& map, const void* smem, int x, int y, int z, unsigned long long) {
   if (!map.planes) throw std::runtime_error("a box of three axes by a map of two");
   for (int t = threadIdx.x / 128 * 128, end = t + 128; t < end; ++t)
     if (const auto& f = *emulated::cta->fibers[t]; f.fences == f.stored)
